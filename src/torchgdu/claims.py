@@ -27,11 +27,19 @@ AUTHOR = "author's start"
 
 @dataclass(frozen=True)
 class Check:
-    """One claim at one length: whether it holds (None: not enough runs), and the numbers."""
+    """One part of a claim at one length: does it hold (None: not enough runs), and the numbers."""
 
-    panel: str
+    length: str
+    """Such as "L = 200"."""
     holds: bool | None
     evidence: str
+    part: str = ""
+    """Which, where a claim says several things of one length: "against GRU(100)"."""
+
+    @property
+    def panel(self) -> str:
+        """The length with the part."""
+        return f"{self.length}, {self.part}" if self.part else self.length
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Claim:
     statement: str
     rule: str
     checks: Callable[[Table, str], list[Check]]
-    """From the table and the variant of the LSTM ("" or "author's start") to one check a length."""
+    """From the table and the variant of the LSTM ("" or "author's start") to checks by length."""
     lstm: bool = False
     """Whether the LSTM is part of it: then it gets a verdict for either start."""
 
@@ -58,13 +66,23 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """Reproduced: holds at every length. Mixed: the lengths disagree."""
-        known = [check.holds for check in self.checks if check.holds is not None]
-        if True in known and False in known:
+        """Reproduced: holds at every length. Mixed: the lengths disagree.
+
+        At a length a claim holds when all of its parts do, and fails when one of them fails.
+        """
+        parts: dict[str, list[bool | None]] = {}
+        for check in self.checks:
+            parts.setdefault(check.length, []).append(check.holds)
+        lengths = {_all(holds) for holds in parts.values()}
+        if {True, False} <= lengths:
             return "mixed"
-        if len(known) < len(self.checks) or not known:
+        if None in lengths or not lengths:
             return "not enough runs"
-        return "reproduced" if known[0] else "not reproduced"
+        return "reproduced" if True in lengths else "not reproduced"
+
+
+def _all(holds: Sequence[bool | None]) -> bool | None:
+    return False if False in holds else None if None in holds else True
 
 
 def judge(table: Table) -> list[Judged]:
@@ -184,10 +202,10 @@ def _compare(
             known = not any(math.isnan(v) for sample in samples for v in sample)
             if rule is faster and holds is not None and known:
                 evidence.append(f"p = {stats.mann_whitney(*samples):.2g}")
-            which = "" if against is None else f", against {names[against]}"
+            part = "" if against is None else f"against {names[against]}"
             if quantity in ("SC", "LC") and against is None:
-                which = f", {quantity}"
-            found.append(Check(panel + which, holds, " · ".join(evidence)))
+                part = quantity
+            found.append(Check(panel, holds, " · ".join(evidence), part))
         return found
 
     return checks
@@ -242,9 +260,10 @@ def _short_term_first(table: Table, variant: str) -> list[Check]:
             enough = len(told) >= 10
             found.append(
                 Check(
-                    f"{panel}, {name}",
+                    panel,
                     first == len(told) if enough or first < len(told) else None,
                     f"SC first in {first} of the {len(told)} trials that tell",
+                    name,
                 )
             )
     return found
@@ -262,7 +281,7 @@ def _accuracy(panel: str, gdu: str, others: Sequence[str]) -> Callable[[Table, s
             if min(len(a), len(b)) < 3 or unknown:
                 text = f"{gdu}: {len(a)} runs · {name}: {len(b)} runs"
                 text += f" · {unknown} of them without an accuracy" if unknown else ""
-                found.append(Check(f"against {name}", None, text))
+                found.append(Check(panel, None, text, f"against {name}"))
                 continue
             difference, low, high = stats.mean_difference(a, b)
             text = (
@@ -270,7 +289,7 @@ def _accuracy(panel: str, gdu: str, others: Sequence[str]) -> Callable[[Table, s
                 f"{name} {100 * sum(b) / len(b):.2f} % (n = {len(b)}) · difference "
                 f"{100 * difference:+.2f} (95 % interval {100 * low:+.2f} to {100 * high:+.2f})"
             )
-            found.append(Check(f"against {name}", low > 0, text))
+            found.append(Check(panel, low > 0, text, f"against {name}"))
         return found
 
     return checks
@@ -295,11 +314,12 @@ def _reaches_further(table: Table, variant: str) -> list[Check]:
     lstm, _, gru, _ = _reach_gap(table, variant)
     return [
         Check(
-            f"against {name}, epoch 5",
+            "epoch 5",
             pair[0] > pair[1] if pair else None,
             f"mean of the curve: GDU(4x32) {pair[0]:.3f} · {name} {pair[1]:.3f}"
             if pair
             else "fewer than 3 runs of each with this figure's data",
+            f"against {name}",
         )
         for name, pair in ((_named("LSTM(128)", variant), lstm), ("GRU(128)", gru))
     ]
@@ -318,7 +338,7 @@ def _gap_shrinks(table: Table, variant: str) -> list[Check]:
             leads = early[0] - early[1], late[0] - late[1]
             holds = leads[1] < leads[0]
             text = f"GDU's lead: {leads[0]:+.3f} at epoch 5, {leads[1]:+.3f} at epoch 50"
-        checks.append(Check(f"against {name}", holds, text))
+        checks.append(Check("epochs 5 and 50", holds, text, f"against {name}"))
     return checks
 
 

@@ -242,8 +242,10 @@ def _overview(known: Evidence) -> Html:
                         "A fails: none of at least 5 trials solved.",
                         "A claim is reproduced when it holds at every length the paper shows, not "
                         "reproduced when it holds at none, mixed when lengths disagree, and "
-                        "otherwise there are not enough runs. A trial whose worker failed is "
-                        "counted as the best and as the worst: the answer must be the same.",
+                        "otherwise there are not enough runs. At a length it holds when all that "
+                        "it says there does.",
+                        "A trial whose worker failed is counted as the best and as the worst: the "
+                        "answer must be the same.",
                     )
                 ),
             ),
