@@ -96,6 +96,35 @@ def test_other_programs_are_named(tmp_path: Path) -> None:
     ]
 
 
+def test_what_others_had_of_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = os.sysconf("SC_CLK_TCK")
+    stat = tmp_path / "stat"
+
+    def said(own: float, user: int, idle: int, stolen: int = 0) -> list[str]:
+        """What is said after so many seconds of each, this process having had some of them."""
+        monkeypatch.setattr(os, "times", lambda: (5.0, 0.0, 0.0, 0.0, 0.0))
+        stat.write_text(f"cpu {7 * second} 0 0 {3 * second} 0 0 0 0 0 0\ncpu0 9 9\n")
+        meter = bench.Meter(stat)
+        monkeypatch.setattr(os, "times", lambda: (5.0 + own / 2, 0.0, own / 2, 0.0, 0.0))
+        words = (7 + user) * second, 0, 0, (3 + idle) * second, 0, 0, 0, stolen * second
+        stat.write_text(f"cpu {' '.join(map(str, words))} 0 0\n")
+        return list(meter.disturbances())
+
+    assert said(own=100, user=100, idle=100) == []
+    assert said(own=91, user=100, idle=100) == []
+    assert said(own=80, user=120, idle=80) == ["other programs had 20% of the processors' time"]
+    assert said(own=100, user=100, idle=70, stolen=30) == [
+        "other programs had 15% of the processors' time"
+    ]
+
+
+def test_where_only_the_load_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.7, 0.0, 0.0))
+    assert list(bench.Meter(tmp_path / "none").disturbances()) == ["the load was 0.7 already"]
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.4, 0.0, 0.0))
+    assert list(bench.Meter(tmp_path / "none").disturbances()) == []
+
+
 def test_a_run_from_the_command_line() -> None:
     """All of it on a small shape, as JSON and as Markdown."""
     code = (

@@ -147,7 +147,8 @@ def run(
     if unknown:
         raise ConfigError("shapes", f"no {unknown[0]!r}; there are {', '.join(SHAPES)}")
     before = torch.get_num_threads()
-    disturbed = [*disturbances()]
+    meter = Meter()
+    disturbed = [*programs()]
     torch.set_num_threads(threads or before)
     try:
         with ops.use_backend("engine"):
@@ -166,6 +167,7 @@ def run(
                 latency(seconds),
             )  # fmt: skip
         report.disturbed += [why for why in programs() if why not in disturbed]
+        report.disturbed += meter.disturbances()
         return report
     finally:
         torch.set_num_threads(before)
@@ -397,12 +399,42 @@ def machine() -> dict[str, str]:
     }
 
 
-def disturbances() -> Iterable[str]:
-    """Say what else keeps this machine busy."""
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if busy > 0.5:
-        yield f"the load is {busy:.1f} already"
-    yield from programs()
+class Meter:
+    """Tells how much of the processors' time others had since it was made, on Linux.
+
+    What a virtual machine's host gave to others counts, too. The load average, which is all that
+    other systems tell, is taken at the start: it would count this process itself at the end.
+    """
+
+    ALLOWED = 0.05
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._start = self._now()
+        self._load = os.getloadavg()[0] if self._start is None and hasattr(os, "getloadavg") else 0
+
+    def _now(self) -> tuple[float, float] | None:
+        """Return the seconds that others had, and all there were."""
+        try:
+            words = self._stat.read_text().split()[1:9]
+        except OSError:
+            return None
+        user, nice, system, idle, waiting, *interrupts = (
+            int(word) / os.sysconf("SC_CLK_TCK") for word in words
+        )
+        busy = user + nice + system + sum(interrupts)
+        return busy - sum(os.times()[:4]), busy + idle + waiting
+
+    def disturbances(self) -> Iterable[str]:
+        """Say how busy others were, if they were."""
+        now = self._now()
+        if self._start is None or now is None:
+            if self._load > 0.5:
+                yield f"the load was {self._load:.1f} already"
+            return
+        others, all_of_it = (b - a for a, b in zip(self._start, now, strict=True))
+        if others > self.ALLOWED * all_of_it:
+            yield f"other programs had {others / all_of_it:.0%} of the processors' time"
 
 
 def programs(processes: Path = Path("/proc")) -> Iterable[str]:
