@@ -241,7 +241,16 @@ def test_short_term_first_in_every_trial() -> None:
     swapped = ([*order[0][:9], 900.0], order[1])
     assert judge(words, reber(lstm=order, gru=order, gdu=swapped)).verdict == "not reproduced"
     tied = ([*order[0][:8], 900, 900.0], [*order[1][:8], 900, 900.0])
-    assert judge(words, reber(lstm=tied, gru=tied, gdu=tied)).verdict == "not enough runs"
+    assert judge(words, reber(lstm=tied, gru=tied, gdu=tied)).verdict == "reproduced"
+    both = (order[0], order[0])
+    assert judge(words, reber(lstm=order, gru=order, gdu=both)).verdict == "not enough runs"
+    # Nine trials decide nothing, not even against; nor do ten of which one failed, but against.
+    nine = (swapped[0][1:], swapped[1][1:])
+    assert judge(words, reber(lstm=nine, gru=nine, gdu=nine)).verdict == "not enough runs"
+    lost = ([*order[0][:9], FAILED], [*order[1][:9], FAILED])
+    assert judge(words, reber(lstm=order, gru=order, gdu=lost)).verdict == "not enough runs"
+    worse = ([*lost[0][:8], 900, FAILED], lost[1])
+    assert judge(words, reber(lstm=order, gru=order, gdu=worse)).verdict == "not reproduced"
     unmet = (order[0], [NEVER] * 10)
     assert judge(words, reber(lstm=unmet, gru=unmet, gdu=unmet)).verdict == "reproduced"
 
@@ -307,6 +316,10 @@ def test_error_norms_reach_further_early_and_the_gap_shrinks() -> None:
     assert judge(shrinks, table).verdict == "reproduced"
     assert judge(shrinks, norms((0.5, 0.9), (0.1, 0.5))).verdict == "not reproduced"
     assert judge(early, norms((0.1, 0.6), (0.2, 0.5))).verdict == "not reproduced"
+    # No gap that could shrink; one that closes and opens again the other way round.
+    assert judge(shrinks, norms((0.4, 0.2), (0.5, 0.7))).verdict == "not reproduced"
+    assert judge(shrinks, norms((0.5, 0.2), (0.4, 0.8))).verdict == "not reproduced"
+    assert judge(shrinks, norms((0.5, 0.55), (0.2, 0.6))).verdict == "reproduced"
     assert judge(early, norms((0.5, 0.6), (0.1, 0.5), n=2)).verdict == "not enough runs"
 
 

@@ -233,7 +233,9 @@ def _advantage_grows(table: Table, variant: str) -> list[Check]:
 
     def ratio(gru: Sequence[float], gdu: Sequence[float]) -> float:
         below, above = stats.quantile(gdu, 0.5), stats.quantile(gru, 0.5)
-        return above / below if math.isfinite(below) and below else 0.0
+        if math.isinf(below):
+            return 0.0
+        return above / below if below else math.inf
 
     def rule(*four: Sequence[float]) -> bool:
         return ratio(*four[2:]) > ratio(*four[:2])
@@ -249,23 +251,21 @@ def _advantage_grows(table: Table, variant: str) -> list[Check]:
 
 
 def _short_term_first(table: Table, variant: str) -> list[Check]:
-    """In every trial SC is met before LC (the same test counts as neither)."""
+    """In no trial LC is met before SC; a test that met both at once tells nothing."""
     found = []
     for panel in REBER:
         for model in ("LSTM(100)", "GRU(100)", "GDU(2x35+10x3)"):
             name = _named(model, variant)
             sc, lc = (_values(table, "reber", panel, name, key) for key in ("SC", "LC"))
-            told = [(s, c) for s, c in zip(sc, lc, strict=True) if not math.isnan(s) and s != c]
+            trials = list(zip(sc, lc, strict=True))
+            told = [(s, c) for s, c in trials if not math.isnan(s) and s != c]
             first = sum(s < c for s, c in told)
-            enough = len(told) >= 10
-            found.append(
-                Check(
-                    panel,
-                    first == len(told) if enough or first < len(told) else None,
-                    f"SC first in {first} of the {len(told)} trials that tell",
-                    name,
-                )
-            )
+            holds: bool | None = None
+            if len(trials) >= 10:
+                known = told and not any(math.isnan(s) for s in sc)
+                holds = False if first < len(told) else True if known else None
+            evidence = f"SC first in {first} of the {len(told)} trials that tell, of {len(trials)}"
+            found.append(Check(panel, holds, evidence, name))
     return found
 
 
@@ -326,7 +326,7 @@ def _reaches_further(table: Table, variant: str) -> list[Check]:
 
 
 def _gap_shrinks(table: Table, variant: str) -> list[Check]:
-    """The difference of those means is smaller after 50 epochs than after 5."""
+    """GDU leads after 5 epochs, and after 50 the two are closer, whoever leads."""
     gaps = _reach_gap(table, variant)
     checks = []
     for name, early, late in (
@@ -336,7 +336,7 @@ def _gap_shrinks(table: Table, variant: str) -> list[Check]:
         holds, text = None, "fewer than 3 runs of each with this figure's data"
         if early and late:
             leads = early[0] - early[1], late[0] - late[1]
-            holds = leads[1] < leads[0]
+            holds = leads[0] > 0 and abs(leads[1]) < leads[0]
             text = f"GDU's lead: {leads[0]:+.3f} at epoch 5, {leads[1]:+.3f} at epoch 50"
         checks.append(Check("epochs 5 and 50", holds, text, f"against {name}"))
     return checks
@@ -453,7 +453,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "reber",
         "Every model meets the short-term criterion before the long-term one.",
-        "SC first in every trial, at least 10 trials that tell",
+        "SC first in every trial that tells (a test may meet both at once), at least 10 trials",
         _short_term_first,
         lstm=True,
     ),
@@ -511,7 +511,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "error-norms",
         "By epoch 50 this gap has shrunk.",
-        "the difference of those means is smaller after 50 epochs than after 5",
+        "GDU leads after 5 epochs, and the difference of those means is smaller after 50",
         _gap_shrinks,
         lstm=True,
     ),
