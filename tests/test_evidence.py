@@ -167,6 +167,10 @@ def test_what_was_seen_in_another_runs_weights_is_refused(tmp_path: Path) -> Non
     with pytest.raises(RunCorrupt, match="belongs to run x"):
         evidence.gates(stored)
     assert stored.path is not None
+    seen = made_up.gates(made.config, made.id, 30, (0, 0.1))
+    (stored.path / GATES).write_text(json.dumps({**seen, "kept": {"start": 0.1}}))
+    with pytest.raises(RunCorrupt, match=r"gates.json cannot be read: 'end' is missing"):
+        evidence.gates(stored)
     (stored.path / GATES).write_text("{")
     with pytest.raises(RunCorrupt, match="cannot be read"):
         evidence.gates(stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -89,6 +90,23 @@ def test_runs_of_figures_are_looked_into_once(tmp_path: Path) -> None:
     (ten.path / GATES).unlink()
     assert examine.fill([ten]) == []  # and no weights are no error: there is nothing to see
     assert not (ten.path / GATES).exists()
+
+
+def test_a_store_that_cannot_be_written_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading is enough for a report, and for drawings that go elsewhere."""
+    ten = reber(tmp_path / "store")
+
+    def refuse(path: Path, data: bytes) -> None:
+        if path.is_relative_to(tmp_path / "store"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        records.write_atomically(path, data)
+
+    monkeypatch.setattr(examine, "write_atomically", refuse)
+    (problem,) = examine.fill([ten])
+    assert problem.endswith(f"{ten.path} cannot be written to: Read-only file system")
+    assert len(examine.analyse(ten, tmp_path / "seen")) == 4
 
 
 def test_what_was_seen_travels_with_the_record(tmp_path: Path) -> None:

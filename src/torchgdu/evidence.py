@@ -132,7 +132,9 @@ class Evidence:
         wanted = {_trajectory(run) for run in row.runs}
         found: dict[float, list[Record]] = {}
         for record in self.others:
-            if record.done and _trajectory(record.config) in wanted:
+            # What one that diverged has is a validation's score, if any.
+            sound = record.done and record.status != "diverged"
+            if sound and _trajectory(record.config) in wanted:
                 found.setdefault(record.config.epochs or 0.0, []).append(record)
         return dict(sorted(found.items()))
 
@@ -238,6 +240,13 @@ def _accuracy(record: Record) -> float:
     return math.nan if record.status == "diverged" else record.scores.get("accuracy", math.nan)
 
 
+_PARTS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    GATES: [("beta",), ("kept", "start"), ("kept", "end")],
+    NORMS: [("epochs",)],
+}
+"""What must be in a file, as the keys that lead there."""
+
+
 def beside(record: Record, name: str) -> dict[str, Any] | None:
     """Return what was seen in a run's weights, if it was looked at."""
     if record.path is None or not (record.path / name).exists():
@@ -246,8 +255,13 @@ def beside(record: Record, name: str) -> dict[str, Any] | None:
         seen: dict[str, Any] = json.loads((record.path / name).read_text("utf-8"))
         if seen["id"] != record.id:
             raise ValueError(f"it belongs to run {seen['id']}")
+        for place in _PARTS[name]:
+            part = seen
+            for key in place:
+                part = part[key]
     except (ValueError, KeyError, TypeError) as error:
-        raise RunCorrupt(f"{record.path / name} cannot be read: {error}") from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise RunCorrupt(f"{record.path / name} cannot be read: {why}") from None
     return seen
 
 

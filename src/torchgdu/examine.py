@@ -76,6 +76,9 @@ def fill(records: Iterable[Record], data: str | os.PathLike[str] | None = None) 
             problems[f"Error norms were not taken: {error}"] = None
         except RunCorrupt as error:
             problems[f"Weights were not looked into: {error}"] = None
+        except OSError as error:
+            what = f"{record.path} cannot be written to: {error.strerror}"
+            problems[f"What was seen in weights is not kept: {what}"] = None
     return list(problems)
 
 
@@ -185,7 +188,7 @@ def _strings(batch: Batch, count: int) -> Sample:
 def analyse(
     record: Record, to: Path | None = None, data: str | os.PathLike[str] | None = None
 ) -> list[Path]:
-    """Draw the gates and the error norms of a run; return the files, as SVG and PDF.
+    """Draw the gates and the error norms of a run's first layer; return the files, as SVG and PDF.
 
     They are written into ``to``, by default the run's directory. Gates are those of one test
     sequence; error norms are those after each epoch whose weights are kept and at the end.
@@ -203,8 +206,11 @@ def analyse(
     beta = analysis.record_gates(model, sample.input).beta[:, 0].T.tolist()
     curves = {f"after {n} epochs": norms(record, _model(record, n), data) for n in _kept(record)}
     curves[f"after step {record.step:,}"] = norms(record, model, data)
-    fill([record], data)
+    if to is None:
+        fill([record], data)
     name = figures.title(record.config.cell, record.config.groups or record.config.hidden)
+    if record.config.layers > 1:
+        name += f", layer 1 of {record.config.layers}"
     drawn = {
         "gates": [figures.Panel(f"{name}: β on a test sequence", "gates", {"beta": beta})],
         "error-norms": [
