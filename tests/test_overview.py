@@ -114,14 +114,18 @@ def test_lines_sum_up_now_and_then(
     ]
 
 
-def screen(jobs: Sequence[Job], height: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def screen(
+    jobs: Sequence[Job], height: int, monkeypatch: pytest.MonkeyPatch, width: int = 100,
+    name: str = "",
+) -> str:  # fmt: skip
     """What the terminal holds at the end, with notes above."""
     file = io.StringIO()
     console = Console(
-        file=file, force_terminal=True, width=100, height=height, highlight=False, color_system=None
-    )
+        file=file, force_terminal=True, width=width, height=height, highlight=False,
+        color_system=None,
+    )  # fmt: skip
     monkeypatch.setattr("rich.console.Console", lambda **_: console)
-    terminal = Terminal(lambda config: f"seed {config.seed}")
+    terminal = Terminal(lambda config: f"{name}{', ' if name else ''}seed {config.seed}")
     terminal.changed(jobs)
     terminal.noted("[b]careful[/b]")
     terminal.closed()
@@ -142,6 +146,35 @@ def test_a_terminal_shows_all_runs_with_their_states(monkeypatch: pytest.MonkeyP
     assert "· seed 2  waiting" in last
     assert "✗ seed 3  failed 3 times: [disk] full" in last
     assert "Warning: [b]careful[/b]" in text
+
+
+def test_a_narrow_terminal_tells_runs_apart_and_shows_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = (time.monotonic() - 100, 1000)
+    running = {"step": 1500, "last_step": 50_000, "scores": {"accuracy": 0.125}, "began": began}
+    jobs = [
+        ended(0, "solved", step=3000, steps_to={"solved": 1240}, process={"seconds": 75.2}),
+        job(1, "running", **running),
+        job(2, "waiting"),
+        ended(3, "failed", tries=3, failure="disk full"),
+    ]
+    long = "temporal order, L = 200, LSTM(100), separate, forget bias 0"
+    text = screen(jobs, 40, monkeypatch, width=80, name=long)
+    last = text[text.rindex("4 runs:") :].splitlines()
+    assert [line.rstrip() for line in last[1:7]] == [
+        f"✓ {long}, seed 0  solved a…",
+        f"▶ {long}, seed 1",
+        "    1,500/50,000  accuracy 0.125  at most 2:41:40 left",
+        f"· {long}, seed 2  waiting",
+        f"✗ {long}, seed 3",
+        "    failed 3 times: disk full",
+    ]
+    many = [*jobs, *(job(seed, "waiting") for seed in range(4, 30))]
+    text = screen(many, 12, monkeypatch, width=80, name=long)
+    last = text[text.rindex("30 runs:") :].strip().splitlines()
+    assert len(last) <= 11
+    assert "seed 1" in "".join(last)
 
 
 def test_a_terminal_never_draws_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:

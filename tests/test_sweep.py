@@ -26,7 +26,8 @@ from torchgdu.config import ConfigError, RunConfig
 from torchgdu.observe import Observer, Progress
 from torchgdu.records import Record, RunBusy, RunCorrupt, RunDirectory, RunError
 from torchgdu.sweep import TRIES, Job, Watcher, asked, stored, sweep
-from torchgdu.train import Interrupted, resolve, train
+from torchgdu.tasks import DataError
+from torchgdu.train import DriftError, Interrupted, resolve, train
 
 TINY = RunConfig(task="adding", length=10, groups="2x2", steps=60, threads=1)
 RUNS = [TINY.replace(seed=seed) for seed in range(3)]
@@ -186,6 +187,29 @@ def test_a_run_that_always_fails_is_noted_and_the_next_sweep_tries_it_again(
     assert comparable(tmp_path) == comparable(made_here)
 
 
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (DriftError("torch was 2.5, is 2.6"), 1),
+        (ConfigError("device", "cuda cannot be used here"), 1),
+        (DataError("mnist is not here"), TRIES),
+    ],
+)
+def test_circumstances_are_no_failure_of_the_run(
+    made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int
+) -> None:
+    """What is changed by changing them is said, and nothing is noted in the store."""
+    monkeypatch.setattr(module, "train", failing(TRIES, error))
+    watcher = Listening()
+    jobs = sweep(RUNS, tmp_path, watcher=watcher)
+    assert [(job.state, job.tries) for job in jobs] == [("done", 0), ("failed", tries), ("done", 0)]
+    assert watcher.notes[-1].endswith(f"{error}; given up")
+    assert not (tmp_path / resolve(RUNS[1]).identity()).exists()
+    monkeypatch.setattr(module, "train", train)
+    assert [job.state for job in sweep(RUNS, tmp_path)] == ["done"] * 3
+    assert comparable(tmp_path) == comparable(made_here)
+
+
 def test_a_run_in_use_elsewhere_fails_but_is_not_noted_as_failed(tmp_path: Path) -> None:
     with RunDirectory.open(tmp_path, resolve(RUNS[1])):
         jobs = sweep(RUNS, tmp_path)
@@ -320,6 +344,10 @@ def test_a_failure_on_a_worker_is_tried_again_then_noted(tmp_path: Path) -> None
     (job,) = complete(crew(tmp_path, client, RUNS[:1]))
     assert (job.state, job.tries, client.submitted) == ("failed", TRIES, [0] * TRIES)
     assert records.load_records(tmp_path)[0].failure == "disk full (on b)"
+    client = Client(("error", module._Refused("torch was 2.5, is 2.6 (on b)")))
+    (job,) = complete(crew(tmp_path / "other", client, RUNS[:1]))
+    assert (job.state, job.tries, client.submitted) == ("failed", 1, [0])
+    assert records.load_records(tmp_path / "other") == []
 
 
 def test_a_result_lost_with_its_worker_is_waited_for(tmp_path: Path) -> None:

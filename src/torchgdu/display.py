@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgdu.config import OWN, ConfigError
-from torchgdu.observe import Observer, Progress
+from torchgdu.observe import Observer, Progress, say
 from torchgdu.records import Record, RunCorrupt, load_records
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Lines(Quiet):
         self._began = True
         self._pace.start(run)
         self._met = _met(run)
-        print(headline(run), flush=True)
+        say(headline(run))
 
     def tested(self, run: Progress, line: Mapping[str, Any]) -> None:
         """Say how it does, if there is news or some time has passed."""
@@ -102,11 +102,11 @@ class Lines(Quiet):
             return
         self._last, self._met = now, _met(run)
         loss = f"loss {line['loss']:.4g}"
-        print(f"{self._pace.where(run)}  {loss}  {standing(run)}", flush=True)
+        say(f"{self._pace.where(run)}  {loss}  {standing(run)}")
 
     def finished(self, record: Record) -> None:
         """Say what became of it."""
-        print(outcome(record, self._began), flush=True)
+        say(outcome(record, self._began))
 
 
 class Terminal(Quiet):
@@ -149,7 +149,7 @@ class Terminal(Quiet):
     def finished(self, record: Record) -> None:
         """Take the bar away and say what became of the run."""
         self.closed()
-        print(outcome(record, self._began), flush=True)
+        say(outcome(record, self._began))
 
     def closed(self) -> None:
         """Take the bar away."""
@@ -166,7 +166,7 @@ class Terminal(Quiet):
         where = f" {self._pace.where(run)}"
         size = max(10, width - len(where) - 1)
         done = round(size * min(1.0, run.step / run.last_step))
-        text = Text(no_wrap=True, overflow="ellipsis")
+        text = Text()
         text.append("━" * done, "green").append("━" * (size - done), "dim").append(where)
         loss = run.loss if math.isnan(self._loss) else self._loss
         return text.append(f"\nloss {loss:.4g}  ", "cyan").append(standing(run))

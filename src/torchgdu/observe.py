@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +13,16 @@ from typing import Any, ClassVar
 
 from torchgdu.config import RunConfig
 from torchgdu.records import Record
+
+
+def say(line: str) -> None:
+    """Print a line; where whoever read has gone, be silent from then on: the work matters."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @dataclass

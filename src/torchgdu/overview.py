@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from torchgdu.config import RunConfig
+from torchgdu.observe import say
 from torchgdu.sweep import Job, Watcher
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.live import Live
+    from rich.text import Text
 
 SUMMARY_EVERY = 30.0
 """Seconds between two summaries on a pipe."""
@@ -58,13 +59,13 @@ class Lines(Quiet):
                 continue
             self._states[id(job)] = job.state
             if before and job.state != "waiting":
-                print(f"{self._names(job.config)}: {standing(job)}", flush=True)
+                say(f"{self._names(job.config)}: {standing(job)}")
         if first or time.monotonic() - self._last >= SUMMARY_EVERY:
             self._last = time.monotonic()
-            print(counts(jobs), flush=True)
+            say(counts(jobs))
             for job in jobs:
                 if job.state == "running" and not first:
-                    print(f"  {self._names(job.config)}: {standing(job)}", flush=True)
+                    say(f"  {self._names(job.config)}: {standing(job)}")
 
 
 class Terminal(Quiet):
@@ -107,23 +108,32 @@ class Terminal(Quiet):
     def _draw(self) -> None:
         assert self._live is not None
         self._drawn = time.monotonic()
-        lines = self._live.console.height - 3
-        self._live.update(self._table(shown(list(self._jobs), lines)), refresh=True)
+        size = self._live.console.size
+        self._live.update(self._lines(size.width, size.height - 3), refresh=True)
 
-    def _table(self, jobs: list[Job]) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
+    def _lines(self, width: int, height: int) -> Text:
+        """Draw a line a run; what is under way has a second one where the terminal is narrow."""
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        names = {
+            job.config: f"{SIGNS[job.state][0]} {self._names(job.config)}" for job in self._jobs
+        }
+        active = [job for job in self._jobs if job.state in ("running", "failed")]
+        tall = [job for job in active if len(names[job.config]) + 2 + len(standing(job)) > width]
+        jobs = shown(list(self._jobs), height - len(tall))
+        column = max((len(names[job.config]) for job in jobs), default=0)
+        if any(column + 2 + len(standing(job)) > width for job in active):
+            column = 0  # no room for two columns
+        text = Text(f"{counts(self._jobs)}  {clock(time.monotonic() - self._began)}", "bold")
         for job in jobs:
-            sign, style = SIGNS[job.state]
-            name = Text(f"{sign} {self._names(job.config)}", style)
-            table.add_row(name, Text(standing(job), style))
-        head = f"{counts(self._jobs)}  {clock(time.monotonic() - self._began)}"
-        return Group(Text(head, "bold"), table)
+            style = SIGNS[job.state][1]
+            line = f"{names[job.config]:<{column}}  {standing(job)}"
+            if job in tall:
+                line = f"{names[job.config]}\n    {standing(job)}"
+            elif len(line) > width:
+                line = line[: width - 1] + "…"
+            text.append(f"\n{line}", style)
+        return text
 
 
 SIGNS = {

@@ -40,7 +40,8 @@ from torchgdu import examine, records
 from torchgdu.config import ConfigError, RunConfig
 from torchgdu.observe import Observer, Progress
 from torchgdu.records import Record, RunBusy, RunCorrupt, RunError
-from torchgdu.train import Interrupted, resolve, signals, train
+from torchgdu.tasks import DataError
+from torchgdu.train import DriftError, Interrupted, resolve, signals, train
 
 if TYPE_CHECKING:
     from distributed import Client, Future, SpecCluster, Worker
@@ -58,6 +59,10 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+
+class _Refused(RunError):
+    """A run was not begun, for a reason that another try does not change."""
 
 
 class _GivenBack(RuntimeError):
@@ -274,7 +279,10 @@ class _Work:
         self._replan()
 
     def trouble(self, job: Job, error: str, final: bool = False, note: bool = True) -> None:
-        """Note a failure: the run waits for another try, or is given up."""
+        """Note a failure: the run waits for another try, or is given up.
+
+        `final`: there will be no other try. `note`: once given up, the store says so.
+        """
         job.tries += 1
         job.state = "waiting"
         if job.tries < TRIES and not final:
@@ -339,11 +347,19 @@ def _here(work: _Work, order: _Order, received: list[int]) -> None:
         except Interrupted as stopped:
             raise Stopped(stopped.number) from None
         except Exception as error:
-            work.trouble(job, _reason(error), note=not isinstance(error, RunBusy))
+            kind = _kind(error)
+            work.trouble(job, _reason(error), final=kind is _Refused, note=kind is RunError)
         else:
             work.finish(job, record)
     if received:
         raise Stopped(received[0])
+
+
+def _kind(error: Exception) -> type[RunError]:
+    """Return what follows: a failure to try again and to note, or one of the circumstances."""
+    if isinstance(error, (DriftError, ConfigError)):
+        return _Refused
+    return RunBusy if isinstance(error, (RunBusy, DataError)) else RunError
 
 
 def _reason(error: BaseException) -> str:
@@ -386,9 +402,8 @@ def _make(run: str, order: _Order, scratch: str | None, topic: str) -> dict[str,
     except Interrupted as stopped:
         raise _GivenBack(str(stopped)) from None  # a KeyboardInterrupt would end the worker
     except Exception as error:
-        # It travels as text: only whether the run was busy makes a difference.
-        kind = RunBusy if isinstance(error, RunBusy) else RunError
-        raise kind(f"{_reason(error)} (on {socket.gethostname()})") from None
+        # It travels as text: no more than its kind makes a difference.
+        raise _kind(error)(f"{_reason(error)} (on {socket.gethostname()})") from None
     finally:
         _alone.release()
         send({"ended": True})
@@ -559,7 +574,8 @@ class _Crew:
         except OSError:
             raise  # the store cannot be written
         except Exception as error:
-            self._work.trouble(job, _reason(error), note=not isinstance(error, RunBusy))
+            refused, own = isinstance(error, _Refused), not isinstance(error, (_Refused, RunBusy))
+            self._work.trouble(job, _reason(error), final=refused, note=own)
         else:
             self._work.finish(job, record)
         return True
