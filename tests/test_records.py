@@ -119,12 +119,21 @@ def test_damaged_metrics_are_noticed(tmp_path: Path) -> None:
         run.resume()
 
 
-def test_metrics_before_the_first_checkpoint_are_cut(tmp_path: Path) -> None:
-    with RunDirectory.open(tmp_path, CONFIG) as run:
-        run.append({"step": 1})
+def test_results_without_a_checkpoint_are_not_made_again_in_silence(tmp_path: Path) -> None:
+    """The first checkpoint comes before the first result: somebody has removed it."""
+    path = three_checkpoints(tmp_path)
+    before = (path / "metrics.jsonl").read_bytes()
+    for checkpoint in path.glob("checkpoint-*"):
+        checkpoint.unlink()
+    with (
+        RunDirectory.open(tmp_path, CONFIG) as run,
+        pytest.raises(RunCorrupt, match=r"has results, but there is no checkpoint.*to start anew"),
+    ):
+        run.resume()
+    assert (path / "metrics.jsonl").read_bytes() == before
+    (path / "metrics.jsonl").write_bytes(b"")
     with RunDirectory.open(tmp_path, CONFIG) as run:
         assert run.resume() is None
-        assert (run.path / "metrics.jsonl").read_bytes() == b""
 
 
 def test_half_a_metric_line_is_cut_and_not_shown(tmp_path: Path) -> None:

@@ -759,6 +759,32 @@ def test_own_shapes_and_options_count_for_the_identity(tmp_path: Path) -> None:
     assert plain.id.startswith("mine_mine_s0_")
 
 
+def test_own_tasks_that_differ_are_different_runs(tmp_path: Path) -> None:
+    """Attributes count where there are no fields; what looks new in each process is refused."""
+
+    class Task(tasks.Task):
+        name, input_size, output_size, primary, higher_is_better = "t", 2, 1, "score", True
+        chance, goal = Scripted.chance, Scripted.goal
+        settings, batch = Scripted.settings, Scripted.batch
+        validation_batches, test_batches = Scripted.validation_batches, Scripted.test_batches
+        source, loss, reached = Scripted.source, Scripted.loss, Scripted.reached
+
+        def __init__(self, length: object) -> None:
+            self.length, self._asked = length, object()
+
+        def scorer(self) -> tasks.Scorer:
+            return FromScript(Scripted(script=(0.0, 0.1)))
+
+    config = RunConfig(**OWN_BOTH, steps=2)
+
+    def run(length: object) -> Record:
+        return train(config, task=Task(length), model=Last(2, 1), out=tmp_path)
+
+    assert run(5).id == run(5).id != run(50).id
+    with pytest.raises(ConfigError, match=r"Task.length is <object object at 0x.*make it a number"):
+        run(object())
+
+
 def test_an_own_model_learns_a_built_in_task_and_the_reverse(tmp_path: Path) -> None:
     config = RunConfig(task="adding", length=10, cell="own", name="linear", threads=1, steps=40)
     model = linear()

@@ -567,7 +567,12 @@ class RunDirectory:
                 + "; ".join(note.partition("; falling")[0] for note in notes)
                 + f". Move {self.path} away to start anew"
             )
-        self._cut(0)
+        metrics = self.path / METRICS
+        if metrics.exists() and metrics.stat().st_size:  # the first checkpoint comes before them
+            raise RunCorrupt(
+                f"{metrics} has results, but there is no checkpoint to go on from. "
+                f"Move {self.path} away to start anew"
+            )
         return None
 
     def _load(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

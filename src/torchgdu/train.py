@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import threading
@@ -278,13 +279,27 @@ def _own(config: RunConfig, task: tasks.Task, model: nn.Module) -> dict[str, Any
     """Identify what is the user's own: the task's fields, the shapes of the model's weights."""
     own: dict[str, Any] = {}
     if config.task == OWN:
-        own["task"] = {"type": type(task).__qualname__}
-        if is_dataclass(task):
-            kept = (each.name for each in fields(task) if each.compare)
-            own["task"] |= {name: repr(getattr(task, name)) for name in kept}
+        own["task"] = {"type": type(task).__qualname__, **_settings(task)}
     if config.cell == OWN:
         own["model"] = {name: list(value.shape) for name, value in model.state_dict().items()}
     return own or None
+
+
+def _settings(task: tasks.Task) -> dict[str, str]:
+    """Return what sets one task apart from others of its type: its fields, or its attributes."""
+    if is_dataclass(task):
+        names = [each.name for each in fields(task) if each.compare]
+    else:
+        names = [name for name in vars(task) if not name.startswith("_")]
+    found = {name: repr(getattr(task, name)) for name in names}
+    for name, text in found.items():
+        if re.search(r" at 0x[0-9a-f]+>", text):
+            raise ConfigError(
+                "task",
+                f"{type(task).__qualname__}.{name} is {text}, which tells no two of its kind apart "
+                "in another process: make it a number or a string, or begin its name with _",
+            )
+    return found
 
 
 def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
