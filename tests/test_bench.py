@@ -19,12 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchgdu
 from torchgdu import bench, ops
 from torchgdu.ops import engine
+from torchgdu.shapes import SHAPES, Shape
 
-SMALL = bench.Shape("small", 3, 5, 8, "2x4", 8)
+SMALL = Shape("small", 3, 5, 8, "2x4", 8)
 
 
 def test_the_shapes_fit_their_groups() -> None:
-    for shape in bench.SHAPES.values():
+    for shape in SHAPES.values():
         assert torchgdu.Groups(shape.groups).units == shape.hidden
 
 
@@ -128,9 +129,9 @@ def test_where_only_the_load_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_run_from_the_command_line() -> None:
     """All of it on a small shape, as JSON and as Markdown."""
     code = (
-        "import sys; from torchgdu import bench, cli\n"
-        "small = bench.Shape('small', 3, 5, 8, '2x4', 8)\n"
-        "bench.SHAPES.clear(); bench.SHAPES['small'] = small\n"
+        "import sys; from torchgdu import bench, cli; from torchgdu.shapes import SHAPES, Shape\n"
+        "small = Shape('small', 3, 5, 8, '2x4', 8)\n"
+        "SHAPES.clear(); SHAPES['small'] = small\n"
         "bench.memory = lambda shape, kind, threads: bench.growth('small', kind, threads)\n"
         "bench.lengths.__defaults__ = ((10, 20),)\n"
         "bench.checkpoints.__defaults__ = (30,)\n"

@@ -19,7 +19,7 @@ from conftest import SmallImages
 from torchgdu import cli, records
 from torchgdu.config import CELLS, CHOICES, RANGES, TASKS, RunConfig
 from torchgdu.display import command
-from torchgdu.records import Record
+from torchgdu.records import Record, load_records
 
 PROGRAM = [sys.executable, "-c", "from torchgdu.cli import main; main()"]
 TINY = ["train", "adding", "--length", "10", "--groups", "4x2", "--threads", "1"]
@@ -109,6 +109,16 @@ WRONG: list[tuple[str, str]] = [
     ("train adding --threads 0", "--threads: 0 is not allowed: whole numbers 1 to 1024"),
     ("train adding --save-every nan", "'--save-every': 'nan' is not allowed: 0 or more seconds"),
     ("train adding --wings 2", "No such option: --wings"),
+    ("train reber --epochs 0", "--epochs: 0 would never end, as there is no other limit"),
+    ("reproduce nosuch", "FIGURE: no figure 'nosuch'; there are initial, reber, gates"),
+    ("reproduce gates", "FIGURE: the quick profile has adding, temporal-order, reber only"),
+    ("reproduce --profile slow", "--profile: 'slow' is not one of quick, paper"),
+    ("reproduce --cluster tcp://here:1 --workers 2", "--workers: belongs to this machine"),
+    ("report --profile slow", "--profile: 'slow' is not one of quick, paper"),
+    ("report nowhere", "no such directory: nowhere"),
+    ("analyse nosuch", "no run 'nosuch' in runs"),
+    ("bench --shapes adding,nosuch", "--shapes: no 'nosuch'; there are adding, reber"),
+    ("data fetch mnist --from ftp://x", "'--from': ftp://x is neither a directory nor an https"),
     ("runs list --out nowhere", "no such directory: nowhere"),
     ("runs show xyz", "no run 'xyz' in runs"),
     ("runs resume xyz --out nowhere", "no run 'xyz' in nowhere"),
@@ -141,6 +151,7 @@ print(json.dumps([found, "torch" in sys.modules]))
     for (line, message), (code, out, err) in zip(WRONG, found, strict=True):
         assert (code, out) == (2, ""), line
         assert message in err, line
+        assert ", own" not in err, line
         assert err.splitlines()[-1].startswith("Error: "), line
     assert not any(tmp_path.iterdir())
 
@@ -174,6 +185,37 @@ def test_help_is_quick() -> None:
     ]
     ratio = min(a for a, _ in pairs) / min(b for _, b in pairs)
     assert ratio < 3, pairs
+
+
+def test_files_that_are_missing_are_a_bad_argument(run: Ran, tmp_path: Path) -> None:
+    assert run("train", "pmnist", "--data", "nowhere") == 2
+    assert "the data directory nowhere does not exist" in run.err
+    assert run("reproduce", "pmnist", "--profile", "paper", "--data", tmp_path / "nowhere") == 2
+    assert run.out == ""
+    assert run("data", "fetch", "mnist", "--from", "nowhere") == 2
+    assert "nowhere holds no train-images-idx3-ubyte" in run.err
+
+
+def test_a_page_that_cannot_be_written(run: Ran, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "file").write_text("")
+    assert run("report", "--out", "file/report") == 5
+    assert "cannot write to file/report: Not a directory; choose another --out" in run.err
+
+
+def test_a_reader_who_goes_away_stops_nothing(tmp_path: Path) -> None:
+    """As with `torchgdu train … | head -1`: the run goes on to its end, in silence."""
+    words = [*TINY, "--steps", "400", "--test-every", "20", "--out", tmp_path]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*PROGRAM, *map(str, words)], **pipes) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.stdout.close()
+        assert run.stderr is not None
+        assert run.stderr.read() == b""
+    assert run.returncode == 3
+    (record,) = load_records(tmp_path)
+    assert record.step == 400
 
 
 @pytest.mark.parametrize("words", [["--help"], ["runs", "--help"], ["data", "--help"]])

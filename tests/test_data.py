@@ -50,6 +50,12 @@ def endless(request: BaseHTTPRequestHandler, content: bytes) -> None:
         pass  # the client has had enough
 
 
+def nonsense_length(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    request.send_response(200)
+    request.send_header("Content-Length", "many")
+    request.end_headers()
+
+
 def other_content(request: BaseHTTPRequestHandler, content: bytes) -> None:
     raw = bytearray(gzip.decompress(content))
     raw[-1] = (raw[-1] + 1) % 10
@@ -178,6 +184,7 @@ class TestFromAServer:
             (missing, "HTTP Error 404|Not Found"),
             (broken_off, "broke off after 20 of|IncompleteRead"),
             (endless, "too long: at most"),
+            (nonsense_length, "invalid literal|Content-Length"),
             (other_content, "is not mnist's t10k-labels-idx1-ubyte: the sha256"),
         ],
     )
@@ -222,6 +229,10 @@ class TestFromAServer:
             assert part in str(caught.value)
         assert "Network is unreachable" in str(caught.value)
         assert "--from DIR" in str(caught.value)
+
+    def test_an_address_that_is_none(self, small_images: Any) -> None:
+        with pytest.raises(DataError, match=r"could not be downloaded:\n.*\[bad"):
+            fetch("mnist", "http://[bad")
 
     def test_other_schemes_are_refused(self, small_images: Any) -> None:
         for url in ("ftp://example.org/mnist", "file:///etc"):
@@ -295,7 +306,7 @@ def test_the_commands(
     assert capsys.readouterr().out == show("reber", data_seed=1, multiple=4) + "\n"
     assert command(monkeypatch, "fetch", "fashion-mnist", "--from", own) == 5
     assert capsys.readouterr().err.startswith(f"Error: {own}/train-images-idx3-ubyte.gz is not")
-    assert command(monkeypatch, "show", "mnist", "--dataset", "fashion-mnist") == 5
+    assert command(monkeypatch, "show", "mnist", "--dataset", "fashion-mnist") == 2
     assert "`torchgdu data fetch fashion-mnist`" in capsys.readouterr().err
 
 

@@ -173,7 +173,6 @@ def test_what_cannot_be_is_refused_before_anything_starts(
         (["rebber"], {}, "figure: no figure 'rebber'; there are initial, reber"),
         (["pmnist"], {}, "figure: the quick profile has"),
         ([], {"profile": "slow"}, "profile: 'slow' is not one of quick, paper"),
-        ([], {"workers": 2, "cluster": "tcp://x:1"}, "workers: belongs to this machine"),
     ]
     for figures, options, message in bad:
         with pytest.raises(ConfigError, match=message):

@@ -25,42 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from torchgdu import cells, environment, layers, ops
-from torchgdu.config import ConfigError
+from torchgdu.shapes import SHAPES, Shape, check
 
 STEP = Callable[[], object]
 
-
-@dataclass(frozen=True)
-class Shape:
-    """What is computed: a batch of sequences through one layer."""
-
-    name: str
-    batch: int
-    inputs: int
-    steps: int
-    groups: str
-    hidden: int
-
-    def operations(self, gates: int, training: bool) -> int:
-        """Multiplications and additions of the matrix products of one time step.
-
-        Training adds the gradients of weights and states; the input's is not asked for.
-        """
-        inner = self.inputs + self.hidden
-        rows = inner + (inner + self.hidden if training else 0)
-        return 2 * self.batch * rows * gates * self.hidden
-
-
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("adding", 20, 2, 1000, "10x10", 100),
-        Shape("reber", 1, 7, 200, "2x35+10x3", 100),
-        Shape("pmnist-128", 100, 1, 784, "4x32", 128),
-        Shape("pmnist-256", 100, 1, 784, "4x64", 256),
-        Shape("large", 64, 512, 128, "8x64", 512),
-    )
-}
 
 # How each contender is made, and how many gates and candidates it has.
 KINDS: dict[str, tuple[Callable[[Shape], nn.Module], int]] = {
@@ -143,9 +111,7 @@ def run(
     say: Callable[[str], object] = lambda line: None,
 ) -> Report:  # fmt: skip
     """Measure the shapes of these names, each for about so many ``seconds``."""
-    unknown = [name for name in shapes if name not in SHAPES]
-    if unknown:
-        raise ConfigError("shapes", f"no {unknown[0]!r}; there are {', '.join(SHAPES)}")
+    check(shapes)
     before = torch.get_num_threads()
     meter = Meter()
     disturbed = [*programs()]

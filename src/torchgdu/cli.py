@@ -38,7 +38,7 @@ def main() -> None:
     except ConfigError as error:
         option = error.option.replace("_", "-")
         name = option.upper() if option in ("task", "figure") else f"--{option}"
-        _fail(f"{name}: {error.message}", BAD_ARGUMENT)
+        _fail(f"{name}: {error.message.removesuffix(f', {OWN}')}", BAD_ARGUMENT)
     except RunError as error:
         _fail(str(error), UNUSABLE)
     except ImportError as error:
@@ -88,6 +88,13 @@ def _dataset(name: str) -> str:
     if name not in CHOICES["dataset"]:
         raise typer.BadParameter(f"must be {' or '.join(CHOICES['dataset'])}, not {name!r}")
     return name
+
+
+def _source(place: str | None) -> str | None:
+    scheme, colon, _ = (place or "").partition("://")
+    if colon and scheme not in ("https", "http"):
+        raise typer.BadParameter(f"{place} is neither a directory nor an https or http address")
+    return place
 
 
 def _version(wanted: bool) -> None:
@@ -224,11 +231,15 @@ def report(
     Reads what is in the directories or below them, by default runs. Exit code: 0 written, 2 bad
     argument, 5 not writable.
     """
+    from torchgdu import paper
     from torchgdu.records import RunCorrupt, load_records
-    from torchgdu.report import write
 
+    if profile is not None:
+        paper.check(profile)
     errors: list[RunCorrupt] = []
     found = load_records(*(folders or [Path("runs")]), errors=errors)
+    from torchgdu.report import write
+
     typer.echo(write(found, out, profile=profile, data=data, problems=list(map(str, errors))))
 
 
@@ -244,10 +255,12 @@ def analyse(
     As SVG and PDF, whose names are printed. Exit code: 0 written, 2 bad argument or no weights, 5
     not readable or not writable.
     """
-    from torchgdu.examine import analyse
     from torchgdu.records import find_record
 
-    for path in analyse(find_record(out, run), to, data):
+    record = find_record(out, run)
+    from torchgdu.examine import analyse
+
+    for path in analyse(record, to, data):
         typer.echo(path)
 
 
@@ -283,6 +296,11 @@ def reproduce(
     argument, 5 a run failed (which is reported), the store is busy, corrupt or not writable, or
     the scheduler is gone, 130 or 143 interrupted and saved.
     """
+    from torchgdu import paper
+
+    paper.check(profile, figures)
+    if cluster is not None and workers is not None:
+        raise ConfigError("workers", "belongs to this machine; a cluster has its own")
     from torchgdu.reproduce import command
 
     code = command(
@@ -367,7 +385,12 @@ def fetch_data(
     ],
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="DIR|URL", help="What holds the files; else the mirrors."),
+        typer.Option(
+            "--from",
+            callback=_source,
+            metavar="DIR|URL",
+            help="What holds the files; else the mirrors.",
+        ),
     ] = None,
 ) -> None:
     """Put a dataset's four files into the cache.
@@ -407,9 +430,12 @@ def bench(
     """
     if json and markdown:
         raise typer.BadParameter("--json and --markdown are two forms of one thing")
+    from torchgdu.shapes import SHAPES, check
+
+    names = tuple(shapes.split(",")) if shapes is not None else tuple(SHAPES)
+    check(names)
     from torchgdu import bench
 
-    names = tuple(shapes.split(",")) if shapes else tuple(bench.SHAPES)
     report = bench.run(names, threads, seconds, lambda line: typer.echo(f"{line} …", err=True))
     for why in report.disturbed:
         typer.echo(f"Warning: {why}: the numbers are not to be relied on", err=True)

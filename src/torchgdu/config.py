@@ -214,6 +214,11 @@ class RunConfig:
             )
         if self.task == "reber" and self.patience:
             raise ConfigError("patience", "task reber has no validation set to wait for")
+        if self.epochs == 0 and self.steps is None and self.task in TRAINING_SETS:
+            raise ConfigError(
+                "epochs", "0 would never end, as there is no other limit; give --steps, or epochs "
+                "above 0 to 1000000",
+            )  # fmt: skip
         if self.steps == 0 and (self.task in ENDLESS or self.epochs == 0):
             raise ConfigError("steps", "0 would never end; allowed: 1 to 1000000000")
         if self.task == "temporal-order" and self.length is not None and self.symbols is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchgdu.tasks import TASKS, DataError, idx
+from torchgdu.tasks import TASKS, DataError, DataMissing, idx
 from torchgdu.tasks.mnist_files import (
     DATASETS,
     SHAPES,
@@ -115,7 +115,7 @@ def _copy(dataset: str, directory: Path) -> dict[str, bytes]:
     files = files_in(directory)
     missing = [name for name in SHAPES if name not in files]
     if missing:
-        raise DataError(f"{directory} holds no {', '.join(missing)} (with or without .gz)")
+        raise DataMissing(f"{directory} holds no {', '.join(missing)} (with or without .gz)")
     return {
         path.name: _published(dataset, name, idx.read(path, SHAPES[name]), path)
         for name, path in files.items()
@@ -134,7 +134,7 @@ def _download(dataset: str, mirrors: tuple[str, ...], console: Console) -> dict[
                     content = _get(url, idx.size(SHAPES[name]) + 2**16, progress)
                     contents[f"{name}.gz"] = _published(dataset, name, content, url)
                     break
-                except (OSError, http.client.HTTPException) as error:
+                except (OSError, ValueError, http.client.HTTPException) as error:
                     faults.append(f"  {url}: {getattr(error, 'reason', None) or error}")
             else:
                 raise DataError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from torchgdu.config import RunConfig
+from torchgdu.config import ConfigError, RunConfig
 
 LN9 = math.log(9)
 """sigmoid(ln 9) = 0.9: a gate that keeps as much at the start as GDU's groups of ten do."""
@@ -345,6 +345,18 @@ PROFILES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """What each profile asks of its figures; quick shows that things work and judges nothing."""
 
 
+def check(profile: str, figures: Iterable[str] | None = None) -> None:
+    """Say what is wrong with a profile and the names of its figures; "all" is one, too."""
+    if profile not in PROFILES:
+        raise ConfigError("profile", f"{profile!r} is not one of {', '.join(PROFILES)}")
+    for figure in figures or ():
+        if figure not in (*FIGURES, "all"):
+            raise ConfigError("figure", f"no figure {figure!r}; there are {', '.join(FIGURES)}")
+        if figure not in (*PROFILES[profile], "all"):
+            has = ", ".join(PROFILES[profile])
+            raise ConfigError("figure", f"the {profile} profile has {has} only, no {figure!r}")
+
+
 def rows(
     profile: str,
     figures: Iterable[str] | None = None,
@@ -356,15 +368,11 @@ def rows(
     >>> [(row.panel, row.name, row.trials) for row in rows("quick", ["adding"])]
     [('L = 200', 'LSTM(100)', 2), ('L = 200', 'GRU(100)', 2), ('L = 200', 'GDU(10x10)', 2)]
     """
+    figures = None if figures is None else list(figures)
+    check(profile, figures)
     asked = PROFILES[profile]
     found = []
-    for figure in FIGURES if figures is None else figures:
-        if figure not in FIGURES:
-            raise ValueError(f"no figure {figure!r}; there are {', '.join(FIGURES)}")
-        if figure not in asked:
-            if figures is None:
-                continue
-            raise ValueError(f"the {profile} profile has {', '.join(asked)} only, no {figure!r}")
+    for figure in asked if figures is None else figures:
         options: dict[str, Any] = dict(asked[figure])
         if profile == "quick":
             options |= {"trials": 2, "author": False}

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchgdu import claims, evidence, examine, figures, page, paper, stats, tables
-from torchgdu.config import ConfigError
 from torchgdu.evidence import Evidence, Measured, Trial
 from torchgdu.page import Cell, Html, join, tag
 from torchgdu.panels import panels
-from torchgdu.records import GATES, NORMS, Record, RunCorrupt, write_atomically
+from torchgdu.records import GATES, NORMS, Record, RunCorrupt, RunError, write_atomically
 
 
 class Words(NamedTuple):
@@ -108,16 +107,19 @@ def write(
     - `data`: where the image files are, for error norms.
     - `problems`: what else must be told, such as records that cannot be read.
     """
-    if profile is not None and profile not in paper.PROFILES:
-        raise ConfigError("profile", f"{profile!r} is not one of {', '.join(paper.PROFILES)}")
+    if profile is not None:
+        paper.check(profile)
     figures.check()
     problems = list(problems)
     sound = _sound(records, problems)
     problems += examine.fill(sound, data)
     known = evidence.gather(sound, profile)
     folder = Path(out)
-    for name in ("figures", "tables"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    try:
+        for name in ("figures", "tables"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     for name, lines in tables.tables(known).items():
         write_atomically(folder / "tables" / f"{name}.csv", lines.encode())
     for figure in known.figures:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchgdu import paper
-from torchgdu.config import ConfigError, RunConfig
+from torchgdu import observe, paper
+from torchgdu.config import RunConfig
 from torchgdu.overview import watch
 from torchgdu.records import Record
 from torchgdu.report import write
@@ -70,22 +70,17 @@ def command(
     accept_drift: bool,
 ) -> int:
     """Do what `torchgdu reproduce` does, tell how it goes, and return the exit code."""
-    if cluster is not None and workers is not None:
-        raise ConfigError("workers", "belongs to this machine; a cluster has its own")
-    if profile not in paper.PROFILES:
-        raise ConfigError("profile", f"{profile!r} is not one of {', '.join(paper.PROFILES)}")
     chosen = None if "all" in figures else list(figures)
-    try:
-        number = len(paper.plan(profile, chosen, trials)({}))
-    except ValueError as error:
-        raise ConfigError("figure", str(error)) from None
+    first = paper.plan(profile, chosen, trials)({})
+    if cluster is None:
+        _check_data(first, data)
 
     def say(line: str) -> None:
         if not quiet:
-            print(line, flush=True)
+            observe.say(line)
 
     if workers is None:
-        workers = default_workers(number)
+        workers = default_workers(len(first))
         if cluster is None and find_spec("distributed") is None:
             say("One run at a time; one a core needs: pip install 'torchgdu[cluster]'")
     where = f"on {cluster}" if cluster else f"{workers} at a time"

@@ -16,7 +16,7 @@ from torchgdu.tasks.base import (
     Task,
     generator,
 )
-from torchgdu.tasks.idx import DataError
+from torchgdu.tasks.idx import DataError, DataMissing
 from torchgdu.tasks.mnist import SequentialMNIST
 from torchgdu.tasks.reber import Reber
 from torchgdu.tasks.temporal_order import TemporalOrder
@@ -36,6 +36,7 @@ __all__ = [
     "Adding",
     "Batch",
     "DataError",
+    "DataMissing",
     "EpochSource",
     "FreshSource",
     "Reber",

@@ -20,6 +20,10 @@ class DataError(OSError):
     """A data file that is missing or not what it should be; the message says what to do."""
 
 
+class DataMissing(DataError, FileNotFoundError):
+    """Files that are not where they were looked for."""
+
+
 def size(shape: tuple[int, ...]) -> int:
     """Bytes of an unpacked file of this shape."""
     return 4 + 4 * len(shape) + math.prod(shape)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchgdu.tasks import idx
-from torchgdu.tasks.idx import DataError
+from torchgdu.tasks.idx import DataError, DataMissing
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Paths: TypeAlias = tuple[tuple[str, Path], ...]
@@ -113,7 +113,7 @@ def find(dataset: str, directory: str | os.PathLike[str] | None = None) -> Paths
     a directory with the dataset's name, or directly. They may be gzipped (NAME.gz) or not.
     """
     if directory is not None and not Path(directory).is_dir():
-        raise DataError(f"the data directory {directory} does not exist")
+        raise DataMissing(f"the data directory {directory} does not exist")
     named = [directory, os.environ.get("TORCHGDU_DATA") or None, cache_directory()]
     tried = []
     for root in (Path(place) for place in named if place is not None):
@@ -125,7 +125,7 @@ def find(dataset: str, directory: str | os.PathLike[str] | None = None) -> Paths
             if files:
                 tried.append(f"{place} (without {missing})")
         tried.append(str(root))
-    raise DataError(
+    raise DataMissing(
         f"{dataset} is not here; looked in {', '.join(tried)}. `torchgdu data fetch {dataset}` "
         f"downloads it; or put {', '.join(SHAPES)} (or the same with .gz) into a directory and "
         "name it with --data DIR or TORCHGDU_DATA"
