@@ -118,11 +118,13 @@ template <class T> inline Vec<T> exp(Vec<T> x) {
   return x < S::low ? Vec<T>{} : value;
 }
 
+// 0 where e^x counts as 0: what it is multiplied with may be infinite, and 0·∞ is NaN.
 template <class T> inline Vec<T> sigmoid(Vec<T> x) {
   using S = Simd<T>;
   const Vec<T> inside = x > -S::low ? all(-S::low) : (x < S::low ? all(S::low) : x);
   const Exponential<T> e = exponential<T>(-inside);
-  return T(1) / (T(1) + (e.power + e.power * e.rest));
+  const Vec<T> value = T(1) / (T(1) + (e.power + e.power * e.rest));
+  return x < S::low ? Vec<T>{} : value;
 }
 
 // (e^2x − 1) / (e^2x + 1), with e^2x − 1 exact near 0.
