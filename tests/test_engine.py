@@ -203,12 +203,12 @@ def test_what_is_not_finite_spreads_as_in_the_reference(
     others = torch.tensor([0, 1, 2, 4])
     with engine_at(level):
         usual = with_gradients(clean, ones, None)
-    for place, given, of_output in cases:
-        expected = with_gradients(given, of_output, functional.scan)
+    for place, call, of_output in cases:
+        expected = with_gradients(call, of_output, functional.scan)
         with engine_at(level):
-            found = with_gradients(given, of_output, None)
+            found = with_gradients(call, of_output, None)
             with torch.no_grad():
-                assert torch.equal(given.run()[0].isnan(), expected["output"].isnan()), place
+                assert torch.equal(call.run()[0].isnan(), expected["output"].isnan()), place
         for name, theirs in expected.items():
             ours, told = found[name], f"{name}, {value} in {place}"
             if place == "gradient":  # d·(c − s) is infinite where d·c − d·s has become NaN

@@ -226,10 +226,43 @@ def test_compiles_into_one_graph_with_equal_numbers(
     assert set(calls) == {"forward", "backward"}
 
 
+@pytest.mark.parametrize("kind", ["gdu", "lstm"])  # nothing between stretches but h, and c too
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiles_with_automatic_checkpoints(
+    kind: str, dynamic: bool | None, calls: list[str]
+) -> None:
+    """The root of a length that the compiler does not know."""
+    torch._dynamo.reset()
+    layer = build(kind, 3, None, 2, checkpoint="auto")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for steps in (6, 9, 17, 2, 1, 30):
+        x = torch.randn(steps, 2, 3, dtype=torch.float64)
+        pair = []
+        for compute in (compiled, layer):
+            leaf = x.clone().requires_grad_()
+            output, _ = compute(leaf)
+            gradients = torch.autograd.grad(loss_of([output]), [leaf, *layer.parameters()])
+            pair.append([output, *gradients])
+        for found, expected in zip(*pair, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert set(calls) == {"forward", "backward"}
+
+
+def test_automatic_checkpoints_are_a_root_apart() -> None:
+    for steps in (1, 2, 15, 16, 17, 100):
+        given = Scan.make("lstm", steps, 2, 3).arguments()
+        saved = torch.ops.torchgdu.scan_saving(*given[:-1], call.AUTO)[3]
+        root = max(1, int(steps**0.5))
+        usual = torch.ops.torchgdu.scan_saving(*given[:-1], root if root < steps else 0)[3]
+        assert saved.shape == usual.shape
+        assert call.saved_bytes(call.Problem(*given[:-1], call.AUTO)) == saved.numel()
+
+
 @pytest.mark.parametrize("name", ["GDU", "LSTM", "CWRNN"])
 @pytest.mark.parametrize("strict", [False, True])
-def test_exports_with_a_free_length(name: str, strict: bool) -> None:
-    layer = getattr(torchgdu, name)(3, "4x3" if name == "GDU" else 12)
+@pytest.mark.parametrize("checkpoint", [None, "auto"])
+def test_exports_with_a_free_length(name: str, strict: bool, checkpoint: Any) -> None:
+    layer = getattr(torchgdu, name)(3, "4x3" if name == "GDU" else 12, checkpoint=checkpoint)
     steps = torch.export.Dim("steps", min=2)
     program = torch.export.export(
         layer, (torch.randn(6, 2, 3),), dynamic_shapes=({0: steps},), strict=strict
@@ -301,6 +334,60 @@ def test_a_gradient_penalty_equals_that_of_the_reference() -> None:
         expected = penalty()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@every_cell
+def test_many_gradients_at_once(cell: str) -> None:
+    """As jacobian(vectorize=True) and is_grads_batched ask for them; against one after another."""
+    given = Scan.make(cell, 3, 2, 2)
+    x, weight = given.x.clone().requires_grad_(), given.weight_hh.clone().requires_grad_()
+    with torchgdu.use_backend("engine"):
+        output, (h_n, *_) = replace(given, x=x, weight_hh=weight).run()
+    each = torch.eye(h_n.numel(), dtype=torch.float64).view(-1, *h_n.shape)
+    many = (each[:, None].expand(-1, *output.shape).sin(), each)
+
+    def gradients(way: Any, **options: Any) -> tuple[Tensor, ...]:
+        results, wanted = [output, h_n], [x, weight]
+        return torch.autograd.grad(results, wanted, way, retain_graph=True, **options)
+
+    for found, *expected in zip(
+        gradients(many, is_grads_batched=True),
+        *(gradients(one) for one in zip(*many, strict=True)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-12)
+
+    def read(x: Tensor, weight: Tensor) -> Tensor:
+        return replace(given, x=x, weight_hh=weight).run()[1][0].sin()
+
+    def number(x: Tensor, weight: Tensor) -> Tensor:
+        return read(x, weight).square().sum()
+
+    derive = torch.autograd.functional
+    inputs = (given.x, given.weight_hh)
+    for compute, function in ((derive.jacobian, read), (derive.hessian, number)):
+        pair = (compute(function, inputs, vectorize=v) for v in (True, False))
+        for found, usual in zip(*map(leaves, pair), strict=True):
+            torch.testing.assert_close(found, usual, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gdu", "lstm", "cwrnn"])
+@pytest.mark.parametrize("checkpoint", [2, "auto"])
+def test_transforms_do_without_checkpoints(kind: str, checkpoint: Any) -> None:
+    layer = build(kind, 3, None, 2, checkpoint=checkpoint)
+    x = torch.randn(6, 2, 3, dtype=torch.float64)
+
+    def last(x: Tensor) -> Tensor:
+        return layer(x)[0][-1].sin()  # type: ignore[no-any-return]
+
+    expected = torch.autograd.functional.jacobian(last, x)
+    torch.testing.assert_close(torch.func.jacrev(last)(x), expected, rtol=0, atol=1e-12)
+    found = torch.func.grad(lambda x: last(x).sum())(x)
+    torch.testing.assert_close(found, expected.sum((0, 1)), rtol=0, atol=1e-12)
+    with torchgdu.use_backend("reference"):
+        leaf = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(last(leaf).sum(), leaf)
+    torch.testing.assert_close(found, expected.sum((0, 1)), rtol=0, atol=1e-12)
 
 
 def test_only_wanted_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +575,7 @@ BAD: list[tuple[Scan, dict[str, Any], type[Exception], str]] = [
     (GOOD, {"partition": "14 -2"}, ValueError, "whole numbers"),
     (GOOD, {"partition": "12 0"}, ValueError, "numbers from 1"),
     (GOOD, {"partition": f"12 {2**64}"}, ValueError, "numbers from 1"),
-    (GOOD, {"checkpoint": -1}, ValueError, "checkpoint=-1"),
+    (GOOD, {"checkpoint": -2}, ValueError, "checkpoint=-2"),
     (LSTM, {"c": None}, ValueError, "cell='lstm' needs c"),
     (LSTM, {"partition": "12"}, ValueError, "cell='lstm' has no partition"),
     (CWRNN, {"clock": torch.zeros(3)}, TypeError, r"clock must be \[3\], torch.int64"),
@@ -516,6 +603,24 @@ def test_bad_calls_are_errors(
         given["weight_hh"] = given["weight_hh"].clone().requires_grad_()
     with pytest.raises(kind, match=words):
         scan(*given.values())
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 0), (2, 2), (3, -1), (2,), ()])
+@pytest.mark.parametrize("backend", ["engine", "reference"])
+def test_bad_packed_input_is_an_error_whoever_computes(sizes: Any, backend: str) -> None:
+    given = Scan.make("srn", 2, 2, 3)
+    packed = replace(given, x=given.x[0, [0, 1, 1]], options={"batch_sizes": lengths(*sizes)})
+    with torchgdu.use_backend(backend):
+        with pytest.raises(ValueError, match="3 symbols in all"):
+            packed.run()
+        with pytest.raises(TypeError, match="batch_sizes must be"):
+            replace(packed, options={"batch_sizes": lengths(2, 1).int()}).run()
+        replace(packed, options={"batch_sizes": lengths(2, 1)}).run()
+        for cell, k in (("lstm", 0), ("lstm", 1), ("cwrnn", 0), ("cwrnn", 1)):
+            one = Scan.make(cell, 2, 2, 3)
+            state = [value[:1] if k == n else value for n, value in enumerate(one.state)]
+            with pytest.raises(ValueError):
+                replace(one, state=tuple(state)).run()  # would be spread over the batch
 
 
 def test_bad_calls_of_backward() -> None:
@@ -554,6 +659,112 @@ def test_other_devices_and_layouts_are_errors() -> None:
         for other in (given[name].to("meta"), given[name].to_sparse()):
             with pytest.raises((RuntimeError, NotImplementedError, TypeError, ValueError)):
                 scan(*(given | {name: other}).values())
+
+
+def freed(value: Tensor, offset: int) -> Tensor:
+    """A tensor whose storage was given back, as sharded training does between its uses."""
+    whole = torch.cat([value.flatten(), value.flatten()[:offset]])
+    view = whole[offset:].view(value.shape)
+    whole.untyped_storage().resize_(0)
+    return view
+
+
+GONE = "has no memory to read|of bounds for storage of size 0"
+"""Our words, or torch's where it looks first."""
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_memory_that_is_gone_is_an_error(offset: int, gradients: bool) -> None:
+    """Its address is 0, or where a view would begin if the storage began at 0."""
+    for good in (GOOD, LSTM, CWRNN, PACKED):
+        given = dict(zip(NAMES, good.arguments(), strict=True))
+        for name, value in given.items():
+            if isinstance(value, Tensor):
+                other = "bias" if name == "weight_hh" else "weight_hh"
+                changed = given | {name: freed(value, offset)}
+                changed[other] = changed[other].clone().requires_grad_(gradients)
+                with pytest.raises(RuntimeError, match=f"{name} {GONE}"):
+                    scan(*changed.values())
+    plain = GOOD.arguments()
+    output, h_n, _, saved = torch.ops.torchgdu.scan_saving(*plain)
+    back = torch.ops.torchgdu.scan_backward.default
+    wanted = [name in GOOD.differentiable() for name in call.DIFFERENTIABLE]
+    for k, name in enumerate(("output", "saved", "grad_output", "grad_h_n")):
+        came = [output, saved, output.sin(), h_n]
+        came[k] = freed(came[k], offset)
+        with pytest.raises(RuntimeError, match=f"{name} has no memory to read"):
+            back(*plain, *came, None, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_is_gone_is_an_error_in_layers_and_cells(kind: str) -> None:
+    layer = build(kind, 3)
+    x, h = torch.randn(4, 2, 3, dtype=f64), torch.randn(1, 2, 12, dtype=f64)
+    for gradients in (False, True):
+        for gone in (freed(x, 0), freed(x, 3)):
+            with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match=GONE):
+                layer(gone)
+            with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match=GONE):
+                layer.cell()(gone[0])
+        hx: Any = (freed(h, 0), h) if kind == "lstm" else freed(h, 0)
+        with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match=GONE):
+            layer(x, hx)
+    cell = layer.cell()
+    layer.get_parameter("bias_l0").untyped_storage().resize_(0)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            for call_it in (lambda: layer(x), lambda: cell(x[0])):
+                with pytest.raises(RuntimeError, match="bias has no memory to read"):
+                    call_it()
+
+
+@every_cell
+@pytest.mark.parametrize("gradients", [False, True])
+def test_tensors_that_stand_for_others(cell: str, gradients: bool) -> None:
+    """Zeros that are nowhere, and what functionalization wraps: torch knows what they hold."""
+    given = Scan.make(cell, 3, 2, 4)
+    zeros = [torch._efficientzerotensor(v.shape, dtype=v.dtype) for v in given.state]
+    assert zeros[0]._is_zerotensor()
+    weight = given.weight_hh.clone().requires_grad_(gradients)
+    made = replace(given, weight_hh=weight)
+    expected, _ = replace(made, state=tuple(map(torch.zeros_like, given.state))).run(
+        functional.scan
+    )
+    output, final = replace(made, state=tuple(zeros)).run()
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    if gradients:
+        states = [value for value in final if value.is_floating_point()]
+        nothing = torch._efficientzerotensor(states[0].shape, dtype=f64)
+        (found,) = torch.autograd.grad(
+            [output, states[0]], weight, [output.cos(), nothing], retain_graph=True
+        )
+        (usual,) = torch.autograd.grad(expected, weight, expected.cos())
+        torch.testing.assert_close(found, usual, rtol=0, atol=1e-12)
+    wrapped = torch._to_functional_tensor(given.x)
+    assert torch._is_functional_tensor(wrapped)
+    found = torch._from_functional_tensor(replace(made, x=wrapped).run()[0])
+    torch.testing.assert_close(found, made.run(functional.scan)[0], rtol=0, atol=1e-12)
+    one = (given.weight_ih, weight, given.bias, given.extra)
+    with torch.set_grad_enabled(gradients):
+        found = ops.step(cell, given.x[0], tuple(zeros), *one)[0]
+        torch.testing.assert_close(found, expected[0], rtol=0, atol=1e-12)
+
+
+def test_the_clock_of_a_step_is_looked_at() -> None:
+    cell = torchgdu.CWRNNCell(3, 4, periods=(1, 3))
+    x, h, clock = torch.randn(2, 3), torch.randn(2, 4), torch.tensor([1, 2])
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            for bad in (clock.to("meta"), freed(clock, 0), freed(clock, 1)):
+                with pytest.raises((RuntimeError, TypeError), match=r"on meta|has no memory"):
+                    cell(x, (h, bad))
+            zero = torch._efficientzerotensor((2,), dtype=torch.int64)
+            expected = cell(x, (h, torch.zeros(2, dtype=torch.int64)))
+            for a, b in zip(cell(x, (h, zero)), expected, strict=True):
+                assert torch.equal(a, b)
+            apart = torch.tensor([1, 9, 2, 9])[::2]
+            assert torch.equal(cell(x, (h, apart))[0], cell(x, (h, clock))[0])
 
 
 def test_overlapping_inputs_are_read_as_they_are() -> None:

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from torchgdu.groups import Groups, Run
 
 State: TypeAlias = tuple[Tensor, ...]
+Checkpoint: TypeAlias = int | Literal["auto"] | None
 
 KINK = 1e-6
 """δ ≤ 1 + KINK·M counts as δ ≤ 1, and a learnt δ stays within [KINK·M, (1 − KINK)·M]."""
@@ -290,7 +291,7 @@ def step(
     return kind.step(F.linear(x, weight_ih, bias), state, kind.cut(weight_hh), extra)
 
 
-def checkpoint_interval(checkpoint: int | str | None, steps: int) -> int | None:
+def checkpoint_interval(checkpoint: Checkpoint, steps: int) -> int | None:
     """Return the number of steps between stored states: ``"auto"`` is √T, None stores all."""
     if checkpoint is None:
         return None
@@ -299,6 +300,31 @@ def checkpoint_interval(checkpoint: int | str | None, steps: int) -> int | None:
     if isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1:
         raise ValueError(f"checkpoint={checkpoint!r} is not None, 'auto' or a whole number from 1")
     return checkpoint
+
+
+def check_batch_sizes(sizes: Tensor, symbols: int, batch: int) -> None:
+    """Raise an error unless so many of B sequences, never growing, run through N symbols."""
+    if sizes.dtype is not torch.int64 or not sizes.is_cpu or sizes.dim() != 1:
+        raise TypeError(
+            f"batch_sizes must be [T], torch.int64 on the CPU; "
+            f"got {list(sizes.shape)}, {sizes.dtype} on {sizes.device}"
+        )
+    if (
+        not sizes.numel()
+        or sizes[0] != batch
+        or sizes[-1] < 1
+        or (sizes[1:] > sizes[:-1]).any()
+        or sizes.sum() != symbols
+    ):
+        raise ValueError(
+            f"batch_sizes must fall from B={batch} to at least 1, and be {symbols} symbols in all"
+        )
+
+
+def _transformed() -> bool:
+    """Return whether torch.func is at work: it cannot recompute, and would fail where asked to."""
+    compiling = torch.compiler.is_compiling()
+    return not compiling and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def scan(
@@ -312,7 +338,7 @@ def scan(
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
-    checkpoint: int | None = None,
+    checkpoint: Checkpoint = None,
 ) -> tuple[Tensor, State]:
     """Run ``cell`` along a sequence.
 
@@ -326,7 +352,8 @@ def scan(
         extra: what only this cell has.
         batch_sizes: int64 [T] on the CPU, never growing, how many sequences are still running.
         reverse: go from each sequence's last symbol to its first; outputs stay in place.
-        checkpoint: store the state every so many steps only, recompute the rest in backward.
+        checkpoint: store the state every so many steps only, recompute the rest in backward;
+            see ``checkpoint_interval``. Transforms of ``torch.func`` store everything.
 
     Returns:
         The outputs, [T, B, H] or packed [N, H], and the state after each sequence's own last step.
@@ -335,9 +362,14 @@ def scan(
         lengths = [x.size(1)] * x.size(0)
         flat = x.flatten(0, 1)
     else:
+        check_batch_sizes(batch_sizes, x.size(0), state[0].size(0))
         lengths = batch_sizes.tolist()
         flat = x
+    for name, part in zip(CELLS[cell].states, state, strict=True):
+        if part.size(0) != lengths[0]:
+            raise ValueError(f"{name} must have B={lengths[0]} rows; got {list(part.shape)}")
     kind = CELLS[cell]
+    interval = checkpoint_interval(checkpoint, len(lengths))
 
     def segment(part: Tensor, lengths: list[int], *start: Tensor) -> tuple[Tensor, ...]:
         """Run the steps of one stretch of time; finished sequences keep their state."""
@@ -358,10 +390,10 @@ def scan(
         return torch.cat(outputs), *state
 
     final: Sequence[Tensor] = state
-    if checkpoint is None or checkpoint >= len(lengths):
+    if interval is None or interval >= len(lengths) or _transformed():
         output, *final = segment(flat, lengths, *state)
     else:
-        parts = [lengths[t : t + checkpoint] for t in range(0, len(lengths), checkpoint)]
+        parts = [lengths[t : t + interval] for t in range(0, len(lengths), interval)]
         outputs = list(flat.split([sum(part) for part in parts]))
         for k in reversed(range(len(parts))) if reverse else range(len(parts)):
             outputs[k], *final = recompute(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from torchgdu import cells, ops, options
+from torchgdu.ops import Checkpoint
 from torchgdu.options import Choice, GroupsLike, Init
 from torchgdu.parameters import Device, Hidden, Place, Recurrent, draw, parameter_count
 
@@ -42,7 +43,6 @@ __all__ = [
     "parameter_count",
 ]
 
-Checkpoint: TypeAlias = int | Literal["auto"] | None
 AnyInput = TypeVar("AnyInput", Tensor, PackedSequence)
 
 
@@ -112,7 +112,7 @@ class Layer(Recurrent):
             state = self._state(x, int(batch_sizes[0]), hx, True, len(self._places))
             if order is not None:
                 state = _permute(state, order)
-            x, state = self._run(x, state, batch_sizes, batch_sizes.size(0))
+            x, state = self._run(x, state, batch_sizes)
             if restore is not None:
                 state = _permute(state, restore)
             return PackedSequence(x, batch_sizes, order, restore), _hidden(state)
@@ -127,7 +127,7 @@ class Layer(Recurrent):
         if x.size(0) == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         state = self._state(x, x.size(1), hx, batched, len(self._places))
-        x, state = self._run(x, state, None, x.size(0))
+        x, state = self._run(x, state, None)
         if not batched:
             return x.squeeze(1), _hidden([part.squeeze(part.dim() - 2) for part in state])
         return x.transpose(0, 1) if swap else x, _hidden(state)
@@ -137,10 +137,9 @@ class Layer(Recurrent):
     does the same and keeps every step."""
 
     def _run(
-        self, x: Tensor, state: ops.State, batch_sizes: Tensor | None, steps: int
+        self, x: Tensor, state: ops.State, batch_sizes: Tensor | None
     ) -> tuple[Tensor, ops.State]:
         """Run all layers over ``x`` [T, B, I] or packed [N, I]."""
-        checkpoint = ops.checkpoint_interval(self.checkpoint, steps)
         finals = []
         outputs: list[Tensor] = []
         for k, place in enumerate(self._places):
@@ -153,7 +152,7 @@ class Layer(Recurrent):
             start = tuple(part[k] if part.dim() == 3 else part for part in state)
             output, final = self._scan(
                 self._kind, x, start, *self._weights(place),
-                batch_sizes=batch_sizes, reverse=reverse, checkpoint=checkpoint,
+                batch_sizes=batch_sizes, reverse=reverse, checkpoint=self.checkpoint,
             )  # fmt: skip
             outputs.append(output)
             finals.append(final)

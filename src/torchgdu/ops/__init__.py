@@ -10,6 +10,7 @@ from torchgdu.functional import (
     CELLS,
     PLAIN,
     Cell,
+    Checkpoint,
     Extra,
     State,
     checkpoint_interval,
@@ -29,6 +30,7 @@ __all__ = [
     "CELLS",
     "PLAIN",
     "Cell",
+    "Checkpoint",
     "Extra",
     "State",
     "autocasting",
@@ -67,7 +69,7 @@ def scan(
     *,
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
-    checkpoint: int | None = None,
+    checkpoint: Checkpoint = None,
 ) -> tuple[Tensor, State]:
     """Run ``cell`` along a sequence: arguments and result of ``functional.scan``.
 
@@ -92,7 +94,7 @@ def scan(
 
 def _compute(
     cell: str, x: Tensor, state: State, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor | None,
-    extra: Extra, batch_sizes: Tensor | None, reverse: bool, checkpoint: int | None,
+    extra: Extra, batch_sizes: Tensor | None, reverse: bool, checkpoint: Checkpoint,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """Let the engine do it, or the reference."""
     if not engine_serves(x):
@@ -102,10 +104,11 @@ def _compute(
         )  # fmt: skip
     write = call.join if torch.compiler.is_compiling() else call.joined
     partition = write(extra.partition)
+    interval = call.AUTO if checkpoint == "auto" else checkpoint_interval(checkpoint, 1)
     problem = Problem(
         cell, x, state[0], state[1] if cell == "lstm" else None,
         state[1] if cell == "cwrnn" else None, weight_ih, weight_hh, bias, extra.bias_hn,
-        extra.scale, extra.base, batch_sizes, partition, reverse, checkpoint or 0,
+        extra.scale, extra.base, batch_sizes, partition, reverse, interval or 0,
     )  # fmt: skip
     output, h_n, c_n = operator.scan(*problem)
     if cell == "lstm":

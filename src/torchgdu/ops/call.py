@@ -5,6 +5,7 @@ A tensor passes as the address of its numbers, so nothing gets here that has not
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgdu.functional import CELLS, Extra, State
+from torchgdu.functional import CELLS, Extra, State, check_batch_sizes
 from torchgdu.ops import engine
 
 
@@ -36,7 +37,11 @@ class Problem(NamedTuple):
     """Its numbers with spaces between: a list of them takes torch 1 µs a number to pass on."""
     reverse: bool
     checkpoint: int
-    """0 keeps everything for backward."""
+    """0 keeps everything for backward, ``AUTO`` is √T."""
+
+
+AUTO = -1
+"""√T as a number: a compiler may not know T, and what it does not know has no ``math.isqrt``."""
 
 
 DIFFERENTIABLE = ("x", "h", "c", "weight_ih", "weight_hh", "bias", "bias_hn", "scale", "base")
@@ -76,12 +81,15 @@ def _check(p: Problem) -> _Sizes:
         steps = x.size(0)
         lead: tuple[int, ...] = (steps, batch)
     else:
-        steps = _check_batch_sizes(p.batch_sizes, x.size(0), batch)
+        check_batch_sizes(p.batch_sizes, x.size(0), batch)
+        steps = p.batch_sizes.size(0)
         lead = (x.size(0),)
     if not steps or not inputs or not units:
         raise ValueError(f"T={steps}, I={inputs}, H={units}: each must be at least 1")
-    if p.checkpoint < 0:
-        raise ValueError(f"checkpoint={p.checkpoint} must be a number of steps, or 0")
+    if p.checkpoint < AUTO:
+        raise ValueError(
+            f"checkpoint={p.checkpoint} must be a number of steps, 0 for none or {AUTO} for √T"
+        )
     gates, state, one = rows * units, (batch, units), (units,)
     for name, value, shape in (
         ("x", x, (*lead, inputs)),
@@ -90,10 +98,8 @@ def _check(p: Problem) -> _Sizes:
         ("weight_hh", p.weight_hh, (gates, units)),
         ("bias", p.bias, (gates,)),
     ):
-        if value is not None and (
-            value.shape != shape or value.dtype is not dtype or not value.is_cpu
-        ):
-            raise _misfit(name, value, shape, dtype)
+        if value is not None:
+            _fit(name, value, shape, dtype)
     own = _NEEDED.get(p.cell, _NOTHING)
     for name, value, shape, kind in (
         ("c", p.c, state, dtype),
@@ -107,36 +113,35 @@ def _check(p: Problem) -> _Sizes:
                 raise ValueError(f"cell={p.cell!r} needs {name}")
         elif name not in own and name not in _POSSIBLE.get(p.cell, _NOTHING):
             raise ValueError(f"cell={p.cell!r} has no {name}")
-        elif value.shape != shape or value.dtype is not kind or not value.is_cpu:
-            raise _misfit(name, value, shape, kind)
+        else:
+            _fit(name, value, shape, kind)
     return _Sizes(steps, batch, inputs, units, (*lead, units))
 
 
 _NOTHING: set[str] = set()
 
 
-def _misfit(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Exception:
-    kind = ValueError if value.dtype is dtype and value.is_cpu else TypeError
-    return kind(
-        f"{name} must be {list(shape)}, {dtype} on the CPU; "
-        f"got {list(value.shape)}, {value.dtype} on {value.device}"
-    )
-
-
-def _check_batch_sizes(sizes: Tensor, symbols: int, batch: int) -> int:
-    if sizes.dtype is not torch.int64 or not sizes.is_cpu or sizes.dim() != 1:
-        raise _misfit("batch_sizes", sizes, (sizes.numel(),), torch.int64)
-    if (
-        not sizes.numel()
-        or sizes[0] != batch
-        or sizes[-1] < 1
-        or (sizes[1:] > sizes[:-1]).any()
-        or sizes.sum() != symbols
-    ):
-        raise ValueError(
-            f"batch_sizes must fall from B={batch} to at least 1, and be {symbols} symbols in all"
+def _fit(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise an error unless ``value`` is what the engine reads under this name."""
+    if value.shape != shape or value.dtype is not dtype or not value.is_cpu:
+        kind = ValueError if value.dtype is dtype and value.is_cpu else TypeError
+        raise kind(
+            f"{name} must be {list(shape)}, {dtype} on the CPU; "
+            f"got {list(value.shape)}, {value.dtype} on {value.device}"
         )
-    return sizes.size(0)
+    if not _address(value) and value.numel():
+        raise RuntimeError(f"{name} has no memory to read: its storage was freed or never filled")
+
+
+def _address(value: Tensor | None) -> int:
+    """Return where the numbers lie, or 0: nowhere.
+
+    A view that does not begin where its freed storage does has an address, of nothing.
+    """
+    if value is None:
+        return 0
+    address = value.data_ptr()
+    return 0 if address == value.storage_offset() * value.element_size() else address
 
 
 def join(partition: tuple[int, ...]) -> str:
@@ -186,14 +191,14 @@ class _Call:
         steps, batch, inputs, units, _ = sizes
         self.batch = batch
         x_step, x_row = x.stride()[:2] if lengths is None else (0, x.stride(0))
+        stretch = math.isqrt(steps) if p.checkpoint == AUTO else p.checkpoint
         self.head = (
             _NUMBER[p.cell], engine.DTYPES[x.dtype], library.level, torch.get_num_threads(),
             p.reverse, steps, batch, inputs, units, len(partition),
-            p.checkpoint if p.checkpoint < steps else 0, x_step, x_row,
+            stretch if stretch < steps else 0, x_step, x_row,
         )  # fmt: skip
         self.inputs = (
-            _address(lengths), partition.buffer_info()[0], x.data_ptr(),
-            *map(_address, tensors),
+            _address(lengths), partition.buffer_info()[0], *map(_address, (x, *tensors)),
         )  # fmt: skip
 
     def pack(self, results: tuple[int, ...], grad_strides: tuple[int, ...] = (0, 0)) -> bytes:
@@ -205,10 +210,6 @@ class _Call:
         if not self.batch:
             return 0
         return int(self.library.saved(self.pack((0, 0, 0, 0)) + engine.NO_GRADIENTS))
-
-
-def _address(value: Tensor | None) -> int:
-    return 0 if value is None else value.data_ptr()
 
 
 def _by_rows(value: Tensor) -> Tensor:
@@ -233,11 +234,15 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def plain(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether these are tensors like any other, and nobody looks on."""
+    """Return whether these are tensors like any other, and nobody looks on.
+
+    One without an address may be made of zeros that are nowhere, or stand for another: torch knows.
+    """
     if torch._C._len_torch_dispatch_stack():
         return False
     return all(
-        value is None or (type(value) in _PLAIN and value.is_cpu and not value.is_neg())
+        value is None
+        or (type(value) in _PLAIN and value.is_cpu and not value.is_neg() and _address(value) != 0)
         for value in tensors
     )
 
@@ -261,49 +266,58 @@ def step(
 ) -> State | None:  # fmt: skip
     """Return the state after one symbol, x [B, I], without gradients; None: take the long way.
 
-    A single step takes no longer than one look at its arguments, so there is only one look.
+    A single step takes no longer than one look at its arguments, so there is only one look, and
+    what ``plain`` and ``_address`` do stands in it.
     """
     h = state[0]
     bias_hn, scale, base, partition = extra
     c = state[1] if cell == "lstm" else None
-    clock = state[1].contiguous() if cell == "cwrnn" else None
+    clock = state[1] if cell == "cwrnn" else None
     if (
         torch._C._len_torch_dispatch_stack()
         or h.dim() != 2
         or x.dim() != 2
         or (scale is None or base is None) is (cell == "gdu")
         or (bias_hn is not None and cell != "gru_after")
-        or (clock is not None and (clock.dtype is not torch.int64 or clock.shape != h.shape[:1]))
+        or (clock is not None and not (clock.dtype is torch.int64 and plain((clock,))))
     ):
         return None
     (batch, units), inputs, dtype = h.shape, x.size(1), x.dtype
     gates, like_h, like_bias = _ROWS[cell] * units, (batch, units), (units,)
+    addresses, width = [], x.element_size()
     for value, shape in (
         (x, (batch, inputs)), (h, like_h), (c, like_h), (weight_ih, (gates, inputs)),
         (weight_hh, (gates, units)), (bias, (gates,)), (bias_hn, like_bias), (scale, like_bias),
         (base, like_bias),
     ):  # fmt: skip
-        if value is not None and not (
+        if value is None:
+            addresses.append(0)
+        elif (
             value.shape == shape
             and value.dtype is dtype
             and type(value) in _PLAIN
             and value.is_contiguous()
             and value.is_cpu
             and not value.is_neg()
+            and (address := value.data_ptr()) != value.storage_offset() * width
         ):
+            addresses.append(address)
+        else:
             return None
+    if clock is not None:
+        if clock.shape != (batch,):
+            return None
+        clock = clock.contiguous()
     if not (batch and inputs and units):
         return None
     library, parts = engine.library(), _partition(cell, partition, units)
     output, h_n = torch.empty_like(h), torch.empty_like(h)
     c_n = None if c is None else torch.empty_like(c)
+    at_x, at_h, at_c, *at_others = addresses
     _done(library.forward(engine.PROBLEM.pack(
         _NUMBER[cell], engine.DTYPES[dtype], library.level, torch.get_num_threads(), 0, 1, batch,
-        inputs, units, len(parts), 0, 0, inputs, 0, 0, 0, parts.buffer_info()[0], x.data_ptr(),
-        h.data_ptr(), 0 if c is None else c.data_ptr(), 0 if clock is None else clock.data_ptr(),
-        weight_ih.data_ptr(), weight_hh.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        0 if bias_hn is None else bias_hn.data_ptr(), 0 if scale is None else scale.data_ptr(),
-        0 if base is None else base.data_ptr(), output.data_ptr(), h_n.data_ptr(),
+        inputs, units, len(parts), 0, 0, inputs, 0, 0, 0, parts.buffer_info()[0], at_x, at_h, at_c,
+        0 if clock is None else clock.data_ptr(), *at_others, output.data_ptr(), h_n.data_ptr(),
         0 if c_n is None else c_n.data_ptr(), 0,
     ) + engine.NO_GRADIENTS))  # fmt: skip
     if clock is not None:
@@ -329,10 +343,8 @@ def backward(
         ("grad_h_n", grad_h_n, state),
         ("grad_c_n", grad_c_n, state),
     ):
-        if value is not None and (
-            value.shape != shape or value.dtype is not p.x.dtype or not value.is_cpu
-        ):
-            raise _misfit(name, value, shape, p.x.dtype)
+        if value is not None:
+            _fit(name, value, shape, p.x.dtype)
     if len(wanted) != len(DIFFERENTIABLE):
         raise ValueError(f"wanted must be {len(DIFFERENTIABLE)} flags, got {len(wanted)}")
     grads: list[Tensor | None] = []
@@ -345,8 +357,7 @@ def backward(
     if not sizes.batch:
         return [grad.zero_() for grad in results]
     call = _Call(p, sizes)
-    if saved.dtype is not torch.uint8 or saved.shape != (call.saved(),) or not saved.is_cpu:
-        raise _misfit("saved", saved, (call.saved(),), torch.uint8)
+    _fit("saved", saved, (call.saved(),), torch.uint8)
     if saved.data_ptr() % 64 or not saved.is_contiguous():
         saved = saved.clone(memory_format=torch.contiguous_format)
     output = output.contiguous()
@@ -371,9 +382,12 @@ def saved_bytes(p: Problem) -> int:
     packed = p.batch_sizes is not None
     steps = p.batch_sizes.size(0) if p.batch_sizes is not None else p.x.size(0)
     count = p.x.size(0) if packed else p.x.size(0) * p.x.size(1)
-    stretches = bool(0 < p.checkpoint < steps)
+    auto = p.checkpoint == AUTO
+    # Whether √T < T is not left to symbols: they know whether T > 1, and not what a root is.
+    stretches = bool(steps > 1 if auto else 0 < p.checkpoint < steps)
     if stretches:
-        count = (steps + p.checkpoint - 1) // p.checkpoint * p.h.size(0)
+        stretch = _root(steps) if auto else p.checkpoint
+        count = (steps + stretch - 1) // stretch * p.h.size(0)
     library = engine.library()
     head = (
         _NUMBER[p.cell], engine.DTYPES[p.x.dtype], library.level, 1, 0, 1, 1, int(p.x.size(-1)),
@@ -381,3 +395,8 @@ def saved_bytes(p: Problem) -> int:
     )  # fmt: skip
     one = library.saved(engine.PROBLEM.pack(*head, *[0] * 16) + engine.NO_GRADIENTS)
     return int(one) * count
+
+
+def _root(steps: int) -> int:
+    """Return ⌊√T⌋, of a symbol too."""
+    return math.isqrt(steps) if type(steps) is int else torch.sym_int(torch.sym_sqrt(steps))

@@ -94,7 +94,8 @@ class _Scan(torch.autograd.Function):
         *tensors, output, saved = ctx.saved_tensors
         p = Problem(ctx.cell, *tensors, *ctx.rest)
         wanted = [ctx.needs_input_grad[k] for k in _PLACES]
-        if torch.is_grad_enabled():  # the result will be differentiated again
+        # A result that is differentiated again, or gradients of which each stands for many.
+        if torch.is_grad_enabled() or any(map(_many, grads)):
             computed = _through_reference(p, grads, wanted)
         else:
             compute = _scan_backward if call.plain((*tensors, saved, *grads)) else scan_backward
@@ -105,16 +106,25 @@ class _Scan(torch.autograd.Function):
         return tuple(found)
 
 
+def _many(value: Tensor | None) -> bool:
+    """Return whether vmap has put many tensors into this one, as batched gradients are."""
+    if value is None:
+        return False
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(value) or functorch.is_legacy_batchedtensor(value)
+
+
 def _through_reference(
     p: Problem, grads: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> Sequence[Tensor | None]:
-    """Return the gradients that are wanted as results that can be differentiated."""
-    # Views of their own: what one input owes to another is not this operator's to add.
-    own: list[Any] = [value.view_as(value) if isinstance(value, Tensor) else value for value in p]
-    inputs = [own[k] for k in compress(_PLACES, wanted)]
-    p = Problem(*own)
-    state = tuple(value for value in (p.h, p.c, p.clock) if value is not None)
-    with torch.autocast("cpu", enabled=False):
+    """Return the gradients that are wanted, by operations that torch can look into."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        # Views of their own: what one input owes to another is not this operator's to add.
+        own: list[Any] = [v.view_as(v) if isinstance(v, Tensor) else v for v in p]
+        inputs = [own[k] for k in compress(_PLACES, wanted)]
+        p = Problem(*own)
+        state = tuple(value for value in (p.h, p.c, p.clock) if value is not None)
         output, final = functional.scan(
             p.cell, p.x, state, p.weight_ih, p.weight_hh, p.bias,
             functional.Extra(p.bias_hn, p.scale, p.base, call.split(p.partition)),
@@ -124,7 +134,7 @@ def _through_reference(
         if not given:
             return [None] * len(inputs)
         results, those = zip(*given, strict=True)
-        return torch.autograd.grad(results, inputs, those, create_graph=True, allow_unused=True)
+        return torch.autograd.grad(results, inputs, those, create_graph=again, allow_unused=True)
 
 
 def _differentiated(given: Sequence[Any]) -> bool:
