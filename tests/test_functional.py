@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -82,6 +83,57 @@ def test_bad_calls() -> None:
         distribute(torch.zeros(6), "2x3", torch.ones(2))
     with pytest.raises(GroupsError):
         distribute(torch.zeros(6), "2x")
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 4.0, 5.0, float("nan"), float("inf")])
+def test_a_delta_that_no_group_can_distribute_is_an_error(value: float) -> None:
+    delta = torch.tensor([0.5, 1.0, value])
+    for each in (delta, delta.bfloat16(), delta.double().requires_grad_()):
+        with pytest.raises(ValueError, match=r"delta\[2\] = .* between 0 and 4, the group's size"):
+            distribute(torch.zeros(3, 8), "2x2+4x1", each)
+    distribute(torch.zeros(3, 8, device="meta"), "2x2+4x1", delta.to("meta"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_delta_where_nobody_can_look_at_it() -> None:
+    """Compiled, traced and transformed: the same numbers, and no look."""
+    logits = torch.randn(3, 8, dtype=torch.float64)
+    delta = torch.tensor([0.5, 1.0, 2.5], dtype=torch.float64)
+
+    def run(delta: Tensor) -> Tensor:
+        return distribute(logits, "2x2+4x1", delta)
+
+    expected = run(delta)
+    slope = torch.autograd.functional.jacobian(run, delta)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for found in (
+        compiled(delta),
+        torch.jit.trace(run, delta)(delta),
+        make_fx(run, tracing_mode="real")(delta)(delta),
+        torch.vmap(run)(delta.expand(2, 3))[1],
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.func.jacrev(run)(delta), slope, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_round_delta(dtype: torch.dtype) -> None:
+    """0.999·M is M in half precision, and (M − δ)/(M − 1) would be 0."""
+    logits = torch.zeros(200, dtype=dtype)
+    logits[0] = -float("inf")
+    alpha = distribute(logits, "200x1x199.9")
+    assert alpha.dtype == dtype
+    expected = (199.9 - 1) / 199
+    torch.testing.assert_close(alpha[0].double().item(), expected, rtol=0, atol=3e-3)
+    delta = torch.tensor([1.003])
+    base = torch.tensor(0.003 / 199)  # lost where 1.003 is 1
+    found = distribute(logits, "200x1", delta)[0]
+    torch.testing.assert_close(found, base.to(dtype), rtol=0.02, atol=0)
+    given = distribute(logits, "200x1", delta.to(dtype))
+    assert given.dtype == dtype
+    assert torch.equal(given, distribute(logits, "200x1", delta.to(dtype).float()))
+    written = distribute(logits, "200x1x1.003")
+    assert torch.equal(written, distribute(logits, "200x1", delta))
 
 
 def test_gradient_of_logits_and_delta() -> None:

@@ -78,8 +78,7 @@ def learnt_delta(rho: Tensor, sizes: Tensor) -> Tensor:
 
     Half precision cannot hold those limits: δ is then float32.
     """
-    rho = rho.float() if rho.dtype in (torch.float16, torch.bfloat16) else rho
-    return sizes * torch.sigmoid(rho).clamp(KINK, 1 - KINK)
+    return sizes * torch.sigmoid(rho.to(_wide(rho.dtype))).clamp(KINK, 1 - KINK)
 
 
 def group_softmax(logits: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -104,7 +103,11 @@ def distribute(
     Args:
         logits: [..., H], any size up to ±1e4 and −inf; a group that is all −inf gives NaN.
         groups: the groups of the H units.
-        delta: [groups], used in place of the groups' own δ; may require gradients.
+        delta: [groups], used in place of the groups' own δ; may require gradients. It is looked at
+            where that is possible, not while compiling, tracing or inside transforms.
+
+    Returns:
+        α, like the logits; δ of half precision is taken in float32 all the same.
 
     >>> distribute(torch.zeros(6), "2x1+4x1x3.0")
     tensor([0.5000, 0.5000, 0.7500, 0.7500, 0.7500, 0.7500])
@@ -115,12 +118,44 @@ def distribute(
             f"logits {tuple(logits.shape)} do not end in the {groups.units} units of '{groups}'"
         )
     if delta is None:
-        delta = torch.tensor(groups.deltas, dtype=logits.dtype, device=logits.device)
+        delta = torch.tensor(groups.deltas, dtype=_wide(logits.dtype), device=logits.device)
     elif delta.shape != (len(groups.sizes),):
         raise ValueError(
             f"delta {tuple(delta.shape)} must have one entry for each of {len(groups.sizes)} groups"
         )
-    return _distribute(logits, spread(delta, groups.sizes))
+    elif _readable(delta):
+        _check_delta(delta, groups.sizes)
+    extra = spread(delta.to(_wide(delta.dtype)), groups.sizes)
+    return _distribute(logits, extra).to(logits.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 in place of half precision, which cannot tell δ = 99.9 from 100."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _readable(value: Tensor) -> bool:
+    """Return whether Python may look at the numbers: not those of a compiler or a transform."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or _transformed()
+        or value.is_meta
+        or type(value) not in (Tensor, torch.nn.Parameter)
+    )
+
+
+def _transformed() -> bool:
+    """Return whether torch.func is at work: it cannot recompute, and would fail where asked to."""
+    compiling = torch.compiler.is_compiling()
+    return not compiling and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _check_delta(delta: Tensor, sizes: Sequence[int]) -> None:
+    for k, (value, size) in enumerate(zip(delta.tolist(), sizes, strict=True)):
+        if not 0 < value < size:
+            raise ValueError(f"delta[{k}] = {value} is not between 0 and {size}, the group's size")
 
 
 def spread(delta: Tensor, sizes: tuple[int, ...]) -> Extra:
@@ -319,12 +354,6 @@ def check_batch_sizes(sizes: Tensor, symbols: int, batch: int) -> None:
         raise ValueError(
             f"batch_sizes must fall from B={batch} to at least 1, and be {symbols} symbols in all"
         )
-
-
-def _transformed() -> bool:
-    """Return whether torch.func is at work: it cannot recompute, and would fail where asked to."""
-    compiling = torch.compiler.is_compiling()
-    return not compiling and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def scan(
