@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import torchgdu
 from kinds import GROUPS, HIDDEN, KINDS, PERIODS, build, parts
@@ -182,6 +183,21 @@ def test_weights_of_other_meaning_are_refused(strict: bool, wrap: bool) -> None:
             assert f"else under '{wanted}'" in str(error.value)
             for name, value in target.state_dict().items():
                 assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("average", [None, get_ema_multi_avg_fn(0.9)])
+def test_an_averaged_model_can_be_saved(average: Any) -> None:
+    """Averaging its buffers makes another text of the bytes that say what the weights mean."""
+    for make in (lambda: torchgdu.GDU(5, "4x3"), lambda: torchgdu.Highway(5, 2)):
+        source, other = make(), make()
+        averaged = AveragedModel(source, multi_avg_fn=average, use_buffers=True)
+        for _ in range(3):
+            averaged.update_parameters(source)
+        saved = averaged.module.state_dict()
+        assert bytes(saved["configuration"].tolist()) in (b"gdu 4x3", b"highway")
+        other.load_state_dict(saved)
+        for name, value in source.named_parameters():
+            torch.testing.assert_close(other.get_parameter(name), value)
 
 
 def test_a_state_without_numbers_is_loaded_as_torch_does() -> None:

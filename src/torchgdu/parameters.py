@@ -69,6 +69,14 @@ class Configured(nn.Module):
         self._place_constants()  # from float64: rounding once, whatever the way to this dtype
         return self
 
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Not the buffer: what averages the buffers of a model averages this text too.
+        text = self._constants["configuration"].to(self.configuration.device, copy=True)
+        destination[prefix + "configuration"] = text
+
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         saved = state_dict.get(prefix + "configuration")
         if saved is not None and not saved.is_meta:
