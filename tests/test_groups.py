@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -125,6 +126,23 @@ def test_the_limit_itself_is_allowed() -> None:
 def test_bad_tuples(bad: object) -> None:
     with pytest.raises(GroupsError):
         Groups(bad)  # type: ignore[arg-type]
+
+
+HUGE = 10**5000  # more digits than Python writes
+
+
+def test_numbers_too_long_to_write_are_told_by_their_place() -> None:
+    bad: list[tuple[Any, str]] = [
+        ([(2, 3), (HUGE, 1)], "part 2 makes too many units"),
+        ([(1, HUGE)], "part 1 makes too many units"),
+        ([(-HUGE, 1)], "size .* of part 1 is not a whole number"),
+        ([(3, 1, HUGE)], "of part 1 is not between 0 and 3"),
+        ([(2, 3), (2**21, 1)], r"\(2097152, 1\) makes 2097152 units"),
+        (HUGE, "is no groups"),
+    ]
+    for description, words in bad:
+        with pytest.raises(GroupsError, match=words):
+            Groups(description)
 
 
 def test_frozen_and_portable() -> None:

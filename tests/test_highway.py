@@ -49,6 +49,9 @@ def test_any_activation_and_its_parameters() -> None:
     layer(torch.randn(3, 6)).sum().backward()
     assert str(torchgdu.Highway(6, 2, "2x3")) == "Highway(6, num_layers=2, groups='2x3')"
     assert str(torchgdu.Highway(6, 2)) == "Highway(6, num_layers=2)"
+    plain = torchgdu.Highway(8, bias=False, activation=torch.tanh)
+    assert str(plain) == "Highway(8, activation=tanh, bias=False)"
+    assert "(activation): Tanh()" in str(torchgdu.Highway(8, activation=torch.nn.Tanh()))
     assert torchgdu.Highway(6, 2, ["2x3", "3x2"])(torch.zeros(1, 6)).shape == (1, 6)
 
 

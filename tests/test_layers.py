@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import oracle
@@ -207,6 +208,32 @@ def test_gradients_of_whatever_is_used_of_the_result(kind: str, loss: str) -> No
         expected = gradients(keep=True)
     for a, b in zip(found, expected, strict=True):
         close(a, b)
+
+
+@every_kind
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_output_of_one_direction_cannot_be_changed_in_place(kind: str, packed: bool) -> None:
+    """Two directions are copied together above; one is what backward reads, and torch says so."""
+    layer = build(kind, 5, None, 2)
+    x: Any = torch.randn(6, 3, 5, dtype=torch.float64)
+    if packed:
+        x = pack_padded_sequence(x, torch.tensor([6, 4, 1]))
+
+    def gradients(change: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        output, _ = layer(x)
+        output = output.data if isinstance(output, PackedSequence) else output
+        return torch.autograd.grad(change(output).sin().sum(), list(layer.parameters()))
+
+    with torchgdu.use_backend("engine"):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(lambda output: F.relu(output, inplace=True))
+        found = gradients(F.relu)
+        again = gradients(lambda output: F.relu(output.clone(), inplace=True))
+    with torchgdu.use_backend("reference"):
+        expected = gradients(F.relu)
+    for a, b, c in zip(found, again, expected, strict=True):
+        close(a, c)
+        close(b, c)
 
 
 @every_kind
@@ -416,6 +443,8 @@ MISTAKES: dict[str, Callable[[Any], object]] = {
     "no units": lambda make: make(3, 0),
     "negative units": lambda make: make(3, -1),
     "no layers": lambda make: make(3, 4, 0),
+    "float num_layers": lambda make: make(3, 4, 2.0),
+    "text num_layers": lambda make: make(3, 4, "2"),
     "bias": lambda make: make(3, 4, bias=1),
     "batch_first": lambda make: make(3, 4, batch_first="yes"),
     "dropout above 1": lambda make: make(3, 4, 2, dropout=1.5),
@@ -530,10 +559,12 @@ def test_errors_name_the_sizes() -> None:
          "RNN input dtype (torch.float64) does not match weight dtype (torch.float32). "
          "Convert input: input.to(torch.float32), or convert model: model.to(torch.float64)"),
         (lambda: torchgdu.GDU(3, "2x2", num_layers=0), "num_layers must be greater than zero"),
+        (lambda: torchgdu.GDU(3, "2x2", num_layers=2.0),  # type: ignore[arg-type]
+         "num_layers should be of type int, got: float"),
         (lambda: torchgdu.GDU(0, "2x2"), "input_size must be greater than zero"),
     ]  # fmt: skip
     for call, words in calls:
-        with pytest.raises((RuntimeError, ValueError)) as error:
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as error:
             call()
         assert str(error.value) == words
 
@@ -569,6 +600,10 @@ def test_lstm_and_cwrnn_states_are_checked() -> None:
         (lambda: torchgdu.CWRNN(3, 6, periods=(2, 1)), "not ascending"),
         (lambda: torchgdu.CWRNN(3, 6, periods=()), "not ascending"),
         (lambda: torchgdu.CWRNN(3, 6, periods=(0, 1)), "not ascending"),
+        (lambda: torchgdu.CWRNN(3, 4, periods=(2**63,)), "periods is 2.63 or more"),
+        (lambda: torchgdu.CWRNN(3, 4, periods=(10**5000, 1)), "periods is 2.63 or more"),
+        (lambda: torchgdu.CWRNN(3, -3), "hidden_size must be greater than zero"),
+        (lambda: torchgdu.CWRNN(3, 0), "hidden_size must be greater than zero"),
         (lambda: torchgdu.GDU(3, "1x5"), "leaky unit"),
         (lambda: torchgdu.LSTM.from_torch(nn.LSTM(3, 4, proj_size=2)), "proj_size=2"),
     ],
@@ -622,6 +657,29 @@ def test_from_torch(make: Any, num_layers: int, bidirectional: bool, bias: bool)
     assert copied(theirs.double()).get_parameter("weight_ih_l0").dtype == torch.float64
 
 
+@pytest.mark.parametrize(("make", "ours"), [(nn.LSTM, torchgdu.LSTM), (nn.GRU, torchgdu.GRU)])
+def test_from_torch_takes_over_and_leaves_alone(make: Any, ours: Any) -> None:
+    """What is frozen stays so, no random number is drawn, nothing is said twice."""
+    with pytest.warns(UserWarning, match="dropout option"):
+        theirs = make(3, 4, dropout=0.5)
+    before = torch.get_rng_state()
+    assert ours.from_torch(theirs).dropout == 0.5  # a second warning would be an error
+    assert torch.equal(torch.get_rng_state(), before)
+    assert ours.from_torch(theirs.to("meta")).get_parameter("weight_ih_l0").is_meta
+    theirs = make(3, 4)
+    theirs.weight_hh_l0.requires_grad_(False)
+    theirs.bias_hh_l0.requires_grad_(False)
+    flags = {k: v.requires_grad for k, v in ours.from_torch(theirs).named_parameters()}
+    inner = {"bias_hn_l0": False} if make is nn.GRU else {}
+    assert flags == {"weight_ih_l0": True, "weight_hh_l0": False, "bias_l0": True, **inner}
+    theirs.bias_ih_l0.requires_grad_(False)
+    assert not ours.from_torch(theirs).get_parameter("bias_l0").requires_grad
+    nn.utils.parametrizations.weight_norm(theirs, "weight_hh_l0")
+    computed = ours.from_torch(theirs)
+    assert computed.weight_hh_l0.requires_grad
+    close(computed.weight_hh_l0, theirs.weight_hh_l0)
+
+
 def test_descriptions() -> None:
     shown = {
         "GDU(8, '2x35+10x3', num_layers=2, batch_first=True, bidirectional=True)": torchgdu.GDU(
@@ -640,6 +698,7 @@ def test_descriptions() -> None:
             3, 4, periods=(1, 2), checkpoint="auto"
         ),
         "SRN(3, 4)": torchgdu.SRN(3, 4),
+        "CWRNN(3, 8)": torchgdu.CWRNN(3, 8, periods=[1, 2, 4, 8]),
         "GDUCell(3, '2x2', bias=False)": torchgdu.GDUCell(3, "2x2", bias=False),
     }
     for text, layer in shown.items():

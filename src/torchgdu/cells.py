@@ -185,7 +185,7 @@ class CWRNNCell(Cell):
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, device: Device = None,
-        dtype: torch.dtype | None = None, *, periods: Iterable[int] = (1, 2, 4, 8),
+        dtype: torch.dtype | None = None, *, periods: Iterable[int] = options.PERIODS,
         init: Init = "separate",
     ) -> None:  # fmt: skip
         """Make a CW-RNN cell of the given periods, ascending."""

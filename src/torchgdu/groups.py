@@ -44,7 +44,8 @@ class Groups:
         elif isinstance(description, str):
             checked = [_parse(part, description) for part in description.split("+")]
         else:
-            checked = [_check(run, repr(run)) for run in _listed(description)]
+            listed = enumerate(_listed(description), 1)
+            checked = [_check(run, _shown(run, f"part {k}")) for k, run in listed]
         if not checked:
             raise GroupsError("no groups given; write for example '10x10' or [(10, 10)]")
         units = sum(size * count for size, count, _ in checked)
@@ -100,8 +101,18 @@ def _parse(part: str, whole: str) -> tuple[int, int, float]:
 
 def _listed(description: Iterable[Run]) -> list[Run]:
     if not isinstance(description, Iterable):
-        raise GroupsError(f"{description!r} is no groups; write for example '10x10' or [(10, 10)]")
+        raise GroupsError(
+            f"{_shown(description)} is no groups; write for example '10x10' or [(10, 10)]"
+        )
     return list(description)
+
+
+def _shown(value: object, instead: str = "a number of thousands of digits") -> str:
+    """Return ``value`` as Python writes it; the longest numbers it refuses to write."""
+    try:
+        return repr(value)
+    except ValueError:
+        return instead
 
 
 def _check(run: Run, shown: str) -> tuple[int, int, float]:
@@ -111,10 +122,11 @@ def _check(run: Run, shown: str) -> tuple[int, int, float]:
     delta = run[2] if len(run) == 3 else 1.0
     for name, value in (("size", size), ("count", count)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise GroupsError(f"{name} {value!r} of {shown} is not a whole number from 1")
+            raise GroupsError(f"{name} {_shown(value)} of {shown} is not a whole number from 1")
     if size * count > MAX_UNITS:
-        raise GroupsError(f"{shown} makes {size * count} units; at most {MAX_UNITS} are allowed")
+        units = _shown(size * count, "too many")
+        raise GroupsError(f"{shown} makes {units} units; at most {MAX_UNITS} are allowed")
     if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < size:
         hint = " (a group of one unit needs δ < 1: a leaky unit)" if size == 1 else ""
-        raise GroupsError(f"δ = {delta!r} of {shown} is not between 0 and {size}{hint}")
+        raise GroupsError(f"δ = {_shown(delta)} of {shown} is not between 0 and {size}{hint}")
     return size, count, float(delta)

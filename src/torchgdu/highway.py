@@ -100,4 +100,9 @@ class Highway(Configured):
             shown.append(f"groups={describe_groups(self._groups)}")
         elif self.gate_bias != -1:
             shown.append(f"gate_bias={self.gate_bias}")
+        if self.activation is not torch.relu and not isinstance(self.activation, nn.Module):
+            name = getattr(self.activation, "__name__", repr(self.activation))
+            shown.append(f"activation={name}")
+        if self.bias_l0 is None:
+            shown.append("bias=False")
         return ", ".join(shown)

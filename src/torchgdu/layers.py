@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 AnyInput = TypeVar("AnyInput", Tensor, PackedSequence)
+AnyLayer = TypeVar("AnyLayer", bound="Layer")
 
 
 class Layer(Recurrent):
@@ -57,6 +58,7 @@ class Layer(Recurrent):
         checkpoint: Checkpoint, proj_size: int,
     ) -> None:  # fmt: skip
         """Check the arguments as ``nn.GRU`` does, in its words."""
+        options.check_layers(num_layers)
         number = isinstance(dropout, numbers.Number) and not isinstance(dropout, bool)
         if not number or not 0 <= dropout <= 1:
             raise ValueError(
@@ -73,8 +75,6 @@ class Layer(Recurrent):
         for name, flag in (("bias", choice.bias), ("batch_first", batch_first)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} should be of type bool, got: {type(flag).__name__}")
-        if num_layers <= 0:
-            raise ValueError("num_layers must be greater than zero")
         if proj_size != 0:
             raise ValueError("proj_size is not supported: it must be 0")
         ops.checkpoint_interval(checkpoint, 1)
@@ -288,7 +288,7 @@ class LSTM(Layer):
             raise TypeError(f"from_torch takes an nn.LSTM, got {type(lstm).__name__}")
         if lstm.proj_size:
             raise ValueError(f"proj_size={lstm.proj_size} is not supported")
-        return _copy(cls(**_arguments(lstm)), lstm)
+        return _like(cls, lstm)
 
 
 class GRU(Layer):
@@ -327,7 +327,7 @@ class GRU(Layer):
         """
         if not isinstance(gru, nn.GRU):
             raise TypeError(f"from_torch takes an nn.GRU, got {type(gru).__name__}")
-        return _copy(cls(**_arguments(gru), reset="after"), gru)
+        return _like(cls, gru, reset="after")
 
 
 class UGRNN(Layer):
@@ -398,7 +398,7 @@ class CWRNN(Layer):
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
         device: Device = None, dtype: torch.dtype | None = None, *,
-        periods: Iterable[int] = (1, 2, 4, 8), init: Init = "separate",
+        periods: Iterable[int] = options.PERIODS, init: Init = "separate",
         checkpoint: Checkpoint = None, proj_size: int = 0,
     ) -> None:  # fmt: skip
         """Make a CW-RNN of the given periods, ascending."""
@@ -450,30 +450,40 @@ class GDU(Layer):
         return tuple(self._proportion(place) for place in self._places)
 
 
-def _arguments(theirs: nn.RNNBase) -> dict[str, Any]:
+def _like(make: type[AnyLayer], theirs: nn.RNNBase, **own: Any) -> AnyLayer:
+    """Return a layer with torch's weights; of its two biases ours is the sum, but for GRU's n.
+
+    It is made without numbers, so none are drawn that nobody would see, and its dropout is set
+    afterwards: torch has said what there is to say of it.
+    """
     like = theirs.weight_ih_l0
     assert isinstance(like, Tensor)
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional")
-    return {name: getattr(theirs, name) for name in names} | {
-        "dropout": theirs.dropout, "device": like.device, "dtype": like.dtype,
-    }  # fmt: skip
-
-
-AnyLayer = TypeVar("AnyLayer", LSTM, GRU)
-
-
-@torch.no_grad()
-def _copy(ours: AnyLayer, theirs: nn.RNNBase) -> AnyLayer:
-    """Copy torch's weights; of its two biases ours is the sum, but for the n rows of the GRU."""
+    given = {name: getattr(theirs, name) for name in names}
+    ours = make(**given, **own, device="meta", dtype=like.dtype).to_empty(device=like.device)
+    ours.dropout = float(theirs.dropout)
     for place in ours._places:
         for name in (place.weight_ih, place.weight_hh):
-            getattr(ours, name).copy_(getattr(theirs, name))
+            _fill(ours, name, [getattr(theirs, name)], _trained(theirs, name))
         if ours.bias:
             suffix = place.bias.removeprefix("bias")
-            bias_hh = getattr(theirs, "bias_hh" + suffix).clone()
+            bias_ih, bias_hh = (getattr(theirs, name + suffix) for name in ("bias_ih", "bias_hh"))
+            trained = [_trained(theirs, name + suffix) for name in ("bias_ih", "bias_hh")]
             if isinstance(ours, GRU):
-                n = bias_hh[-ours.hidden_size :]
-                getattr(ours, place.bias_hn).copy_(n)
-                n.zero_()
-            getattr(ours, place.bias).copy_(getattr(theirs, "bias_ih" + suffix) + bias_hh)
+                kept, inner = bias_hh.split([2 * ours.hidden_size, ours.hidden_size])
+                _fill(ours, place.bias_hn, [inner], trained[1])
+                bias_hh = torch.cat([kept, torch.zeros_like(inner)])
+            _fill(ours, place.bias, [bias_ih, bias_hh], any(trained))
     return ours.train(theirs.training)
+
+
+def _trained(theirs: nn.RNNBase, name: str) -> bool:
+    """Return whether torch trains this weight, itself or what it is computed from."""
+    parameter = theirs._parameters.get(name)
+    return parameter is None or parameter.requires_grad
+
+
+def _fill(ours: Layer, name: str, values: Sequence[Tensor], trained: bool) -> None:
+    parameter = ours.get_parameter(name).requires_grad_(trained)
+    with torch.no_grad():
+        parameter.copy_(sum(values[1:], values[0]))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 from torchgdu.groups import Groups, GroupsError, Run
 
 Init: TypeAlias = Literal["separate", "joint"]
 GroupsLike: TypeAlias = str | Groups | Iterable[Run]
+
+PERIODS = (1, 2, 4, 8)
+"""The default of the CW-RNN."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,14 @@ class Choice:
 
 def _sizes(groups: Groups) -> str:
     return "+".join(f"{size}x{len(list(same))}" for size, same in groupby(groups.sizes))
+
+
+def check_layers(num_layers: int) -> None:
+    """Raise what ``nn.GRU`` does where this is no number of layers."""
+    if not isinstance(num_layers, Integral):
+        raise TypeError(f"num_layers should be of type int, got: {type(num_layers).__name__}")
+    if num_layers <= 0:
+        raise ValueError("num_layers must be greater than zero")
 
 
 def start_of_gate(
@@ -107,14 +119,17 @@ def choose_cwrnn(hidden_size: int, bias: bool, init: Init, periods: Iterable[int
     if not isinstance(periods, Iterable):
         raise TypeError(f"periods={periods!r} are not several; write for example (1, 2, 4, 8)")
     periods = tuple(periods)
+    if any(isinstance(p, int) and p >= 2**63 for p in periods):
+        raise ValueError(f"one of {len(periods)} periods is 2^63 or more, which no clock reaches")
     whole = all(isinstance(p, int) and not isinstance(p, bool) and p > 0 for p in periods)
     if not periods or not whole or any(a >= b for a, b in pairwise(periods)):
         raise ValueError(f"periods={periods} are not ascending whole numbers from 1")
-    if isinstance(hidden_size, int) and hidden_size % len(periods):
+    if isinstance(hidden_size, int) and hidden_size > 0 and hidden_size % len(periods):
         raise ValueError(
             f"hidden_size={hidden_size} is not divisible by the {len(periods)} periods {periods}"
         )
-    return Choice("cwrnn", hidden_size, bias, init, {"periods": periods}, periods=periods)
+    options = {"periods": None if periods == PERIODS else periods}
+    return Choice("cwrnn", hidden_size, bias, init, options, periods=periods)
 
 
 def choose_gdu(
@@ -145,8 +160,7 @@ def groups_of_layers(
     >>> groups_of_layers(["10x10", "5x20"], 2)
     (Groups('10x10'), Groups('5x20'))
     """
-    if not isinstance(num_layers, int) or num_layers < 1:
-        raise ValueError("num_layers must be greater than zero")
+    check_layers(num_layers)
     if not isinstance(groups, (list, tuple)) or any(isinstance(entry, tuple) for entry in groups):
         return (Groups(groups),) * num_layers  # type: ignore[arg-type]
     if len(groups) != num_layers:
