@@ -255,7 +255,7 @@ def test_automatic_checkpoints_are_a_root_apart() -> None:
         root = max(1, int(steps**0.5))
         usual = torch.ops.torchgdu.scan_saving(*given[:-1], root if root < steps else 0)[3]
         assert saved.shape == usual.shape
-        assert call.saved_bytes(call.Problem(*given[:-1], call.AUTO)) == saved.numel()
+        assert call.saved_bytes(call.Problem(*(*given[:-1], call.AUTO))) == saved.numel()
 
 
 @pytest.mark.parametrize("name", ["GDU", "LSTM", "CWRNN"])
@@ -273,6 +273,22 @@ def test_exports_with_a_free_length(name: str, strict: bool, checkpoint: Any) ->
         x = torch.randn(length, 2, 3)
         for found, expected in zip(leaves(program.module()(x)), leaves(layer(x)), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_saved_program_is_loaded_once_the_operator_is_known(tmp_path: Path) -> None:
+    """By a process that has imported torchgdu.ops, and makes no layer."""
+    layer = torchgdu.LSTM(3, 12)
+    x = torch.randn(6, 2, 3)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "program.pt2")
+    torch.save({"x": x, "output": layer(x)[0].detach()}, tmp_path / "expected.pt")
+    code = (
+        "import torch, torchgdu.ops\n"
+        f"program = torch.export.load({str(tmp_path / 'program.pt2')!r})\n"
+        f"saved = torch.load({str(tmp_path / 'expected.pt')!r})\n"
+        "print(torch.equal(program.module()(saved['x'])[0], saved['output']))\n"
+    )
+    done = python(code)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -363,7 +379,7 @@ def test_many_gradients_at_once(cell: str) -> None:
     def number(x: Tensor, weight: Tensor) -> Tensor:
         return read(x, weight).square().sum()
 
-    derive = torch.autograd.functional
+    derive: Any = torch.autograd.functional
     inputs = (given.x, given.weight_hh)
     for compute, function in ((derive.jacobian, read), (derive.hessian, number)):
         pair = (compute(function, inputs, vectorize=v) for v in (True, False))
@@ -714,9 +730,10 @@ def test_memory_that_is_gone_is_an_error_in_layers_and_cells(kind: str) -> None:
     layer.get_parameter("bias_l0").untyped_storage().resize_(0)
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
-            for call_it in (lambda: layer(x), lambda: cell(x[0])):
-                with pytest.raises(RuntimeError, match="bias has no memory to read"):
-                    call_it()
+            with pytest.raises(RuntimeError, match="bias has no memory to read"):
+                layer(x)
+            with pytest.raises(RuntimeError, match="bias has no memory to read"):
+                cell(x[0])
 
 
 @every_cell
