@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+from typing_extensions import assert_type  # which torch needs and Python has from 3.11 on
 
 import oracle
 import torchgdu
 from kinds import GROUPS, HIDDEN, KINDS, PERIODS, build, joined, parts, weights
 from torchgdu import functional
+from torchgdu.cells import Cell
+from torchgdu.layers import Layer
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -681,7 +684,7 @@ def test_from_torch_takes_over_and_leaves_alone(make: Any, ours: Any) -> None:
 
 
 def test_descriptions() -> None:
-    shown = {
+    shown: dict[str, nn.Module] = {
         "GDU(8, '2x35+10x3', num_layers=2, batch_first=True, bidirectional=True)": torchgdu.GDU(
             8, "2x35+10x3", num_layers=2, bidirectional=True, batch_first=True
         ),
@@ -707,6 +710,22 @@ def test_descriptions() -> None:
         assert {k: v.shape for k, v in again.state_dict().items()} == {
             k: v.shape for k, v in layer.state_dict().items()
         }
+
+
+def test_a_type_checker_knows_what_comes_back() -> None:
+    x = torch.randn(5, 2, 3)
+    gdu, lstm, clockwork = torchgdu.GDU(3, "2x2"), torchgdu.LSTM(3, 4), torchgdu.CWRNN(3, 4)
+    assert_type(gdu.forward(x), tuple[Tensor, Tensor])
+    assert_type(gdu.forward(pack_sequence([x[:, 0]])), tuple[PackedSequence, Tensor])
+    assert_type(lstm.forward(x), tuple[Tensor, tuple[Tensor, Tensor]])
+    assert_type(clockwork.forward(x), tuple[Tensor, tuple[Tensor, Tensor]])
+    assert_type(gdu.cell(), torchgdu.GDUCell)
+    assert_type(gdu.cell().forward(x[0]), Tensor)
+    assert_type(lstm.cell(), torchgdu.LSTMCell)
+    assert_type(lstm.cell().forward(x[0]), tuple[Tensor, Tensor])
+    layers: list[Layer] = [gdu, lstm, clockwork]
+    cells = [assert_type(layer.cell(), Cell) for layer in layers]
+    assert [type(cell) for cell in cells] == [layer.cell_type for layer in layers]
 
 
 def test_what_else_nn_gru_has() -> None:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchgdu import ops, options
 from torchgdu.options import Choice, GroupsLike, Init
-from torchgdu.parameters import Device, Hidden, Place, Recurrent
+from torchgdu.parameters import AnyHidden, Device, Hidden, Pair, Place, Recurrent, hidden
+
+Own = TypeVar("Own", bound="Cell")
 
 
-class Cell(Recurrent):
+class Cell(Recurrent, Generic[AnyHidden]):
     """One step of a cell at a time; parameters are named as in a layer, without the suffix.
 
     Shapes: input [B, I] or [I]; h, c [B, H] or [H]; clock int64 [B] or []; all results like these.
@@ -30,7 +32,7 @@ class Cell(Recurrent):
         super().__init__(choice, input_size, [(0, input_size, "")], device, dtype)
 
     @classmethod
-    def sharing(cls, layer: Recurrent, place: Place) -> Cell:
+    def sharing(cls: type[Own], layer: Recurrent, place: Place) -> Own:
         """Return a cell whose parameters are those of ``layer`` at ``place``."""
         shared = {
             name: getattr(layer, full)
@@ -50,7 +52,7 @@ class Cell(Recurrent):
         cell._place_constants()
         return cell
 
-    def forward(self, input: Tensor, hx: Hidden | None = None) -> Hidden:
+    def forward(self, input: Tensor, hx: Hidden | None = None) -> AnyHidden:
         """Return the next state, from ``hx`` or from zeros.
 
         Shapes: input [B, I] or [I]; h, c [B, H] or [H]; clock int64 [B] or []. The LSTM takes and
@@ -76,14 +78,15 @@ class Cell(Recurrent):
         new = ops.step(self._kind, x, state, *self._weights(self._places[0]))
         if not batched:
             new = tuple(part.squeeze(0) for part in new)
-        return new[0] if len(new) == 1 else (new[0], new[1])
+        result: AnyHidden = hidden(new)
+        return result
 
     def extra_repr(self) -> str:
         """Return the arguments that differ from their defaults."""
         return self._options() + ("" if self._choice.bias else ", bias=False")
 
 
-class SRNCell(Cell):
+class SRNCell(Cell[Tensor]):
     """One step of an Elman network: h' = tanh(W x + U h + b).
 
     >>> SRNCell(3, 4)(torch.randn(2, 3)).shape
@@ -98,7 +101,7 @@ class SRNCell(Cell):
         super().__init__(options.choose_srn(hidden_size, bias, init), input_size, device, dtype)
 
 
-class LSTMCell(Cell):
+class LSTMCell(Cell[Pair]):
     """One step of an LSTM: c' = f ⊙ c + i ⊙ g, h' = o ⊙ tanh(c'); takes and returns (h, c).
 
     i, f, o = σ(W x + U h + b) and g = tanh(W x + U h + b), rows (i, f, g, o) as in torch.
@@ -116,7 +119,7 @@ class LSTMCell(Cell):
         super().__init__(choice, input_size, device, dtype)
 
 
-class GRUCell(Cell):
+class GRUCell(Cell[Tensor]):
     """One step of a GRU: h' = z ⊙ h + (1 − z) ⊙ n, rows (r, z, n).
 
     n = tanh(W x + U (r ⊙ h) + b), or W x + b + r ⊙ (U h + b_hn) inside with ``reset="after"``.
@@ -135,7 +138,7 @@ class GRUCell(Cell):
         super().__init__(choice, input_size, device, dtype)
 
 
-class UGRNNCell(Cell):
+class UGRNNCell(Cell[Tensor]):
     """One step of a UGRNN: h' = (1 − α) ⊙ h + α ⊙ tanh(W x + U h + b), α = σ(W x + U h + b).
 
     >>> UGRNNCell(3, 4)(torch.randn(2, 3)).shape
@@ -153,7 +156,7 @@ class UGRNNCell(Cell):
         )
 
 
-class MGUCell(Cell):
+class MGUCell(Cell[Tensor]):
     """One step of an MGU: h' = (1 − f) ⊙ h + f ⊙ tanh(W x + U (γ ⊙ h) + b), f = σ(W x + U h + b).
 
     γ = f with ``gamma="alpha"`` (the original publication), 1 − f with ``"beta"`` (the GDU paper).
@@ -172,7 +175,7 @@ class MGUCell(Cell):
         super().__init__(choice, input_size, device, dtype)
 
 
-class CWRNNCell(Cell):
+class CWRNNCell(Cell[Pair]):
     """One step of a clockwork RNN; takes h or (h, clock), returns (h, clock + 1).
 
     Group k is the k-th equal slice of the units. It becomes tanh(W x + U h + b) when its period
@@ -194,7 +197,7 @@ class CWRNNCell(Cell):
         )
 
 
-class GDUCell(Cell):
+class GDUCell(Cell[Tensor]):
     """One step of a Grouped Distributor Unit: h' = (1 − α) ⊙ h + α ⊙ tanh(W x + U h + b).
 
     α = ζ(W x + U h + b; {δ_i, M_i}), the distributor (``functional.distribute``): in each group it

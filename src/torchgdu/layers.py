@@ -14,7 +14,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,17 @@ from torch.nn.utils.rnn import PackedSequence
 from torchgdu import cells, ops, options
 from torchgdu.ops import Checkpoint
 from torchgdu.options import Choice, GroupsLike, Init
-from torchgdu.parameters import Device, Hidden, Place, Recurrent, draw, parameter_count
+from torchgdu.parameters import (
+    AnyHidden,
+    Device,
+    Hidden,
+    Pair,
+    Place,
+    Recurrent,
+    draw,
+    hidden,
+    parameter_count,
+)
 
 __all__ = [
     "CWRNN",
@@ -47,10 +57,18 @@ AnyInput = TypeVar("AnyInput", Tensor, PackedSequence)
 AnyLayer = TypeVar("AnyLayer", bound="Layer")
 
 
-class Layer(Recurrent):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    AnyCell = WithDefault("AnyCell", bound=cells.Cell, covariant=True, default=cells.Cell)
+else:
+    AnyCell = TypeVar("AnyCell")
+
+
+class Layer(Recurrent, Generic[AnyCell, AnyHidden]):
     """What the seven layers have in common."""
 
-    cell_type: ClassVar[type[cells.Cell]]
+    cell_type: type[AnyCell]
 
     def __init__(
         self, choice: Choice, input_size: int, num_layers: int, batch_first: bool,
@@ -93,7 +111,7 @@ class Layer(Recurrent):
         self.proj_size = 0
         self.checkpoint = checkpoint
 
-    def forward(self, input: AnyInput, hx: Hidden | None = None) -> tuple[AnyInput, Hidden]:
+    def forward(self, input: AnyInput, hx: Hidden | None = None) -> tuple[AnyInput, AnyHidden]:
         """Return the last layer's output at every step and every layer's state after the last.
 
         Args:
@@ -115,7 +133,7 @@ class Layer(Recurrent):
             x, state = self._run(x, state, batch_sizes)
             if restore is not None:
                 state = _permute(state, restore)
-            return PackedSequence(x, batch_sizes, order, restore), _hidden(state)
+            return PackedSequence(x, batch_sizes, order, restore), hidden(state)
         if input.dim() not in (2, 3):
             raise ValueError(
                 f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead"
@@ -129,8 +147,8 @@ class Layer(Recurrent):
         state = self._state(x, x.size(1), hx, batched, len(self._places))
         x, state = self._run(x, state, None)
         if not batched:
-            return x.squeeze(1), _hidden([part.squeeze(part.dim() - 2) for part in state])
-        return x.transpose(0, 1) if swap else x, _hidden(state)
+            return x.squeeze(1), hidden([part.squeeze(part.dim() - 2) for part in state])
+        return x.transpose(0, 1) if swap else x, hidden(state)
 
     _scan = staticmethod(ops.scan)
     """What runs along a sequence. ``analysis`` puts in its place, for one layer and a while, what
@@ -177,7 +195,7 @@ class Layer(Recurrent):
                 f"Expected {self.input_size}, got {x.size(-1)}"
             )
 
-    def cell(self, layer: int = 0, reverse: bool = False) -> cells.Cell:
+    def cell(self, layer: int = 0, reverse: bool = False) -> AnyCell:
         """Return the step cell that shares the parameters of one layer and direction."""
         return self.cell_type.sharing(self, self._place(layer, reverse))
 
@@ -221,16 +239,12 @@ def _join(outputs: Sequence[Tensor]) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), -1)
 
 
-def _hidden(state: Sequence[Tensor]) -> Hidden:
-    return state[0] if len(state) == 1 else (state[0], state[1])
-
-
 def _permute(state: ops.State, order: Tensor) -> ops.State:
     """Reorder the batch of h and c, [L·D, B, H], or of the clock, [B]."""
     return tuple(part.index_select(1 if part.dim() == 3 else 0, order) for part in state)
 
 
-class SRN(Layer):
+class SRN(Layer[cells.SRNCell, Tensor]):
     """Elman network: h_t = tanh(W x_t + U h_{t-1} + b).
 
     >>> output, h_n = SRN(3, 4)(torch.randn(5, 2, 3))
@@ -251,7 +265,7 @@ class SRN(Layer):
         )  # fmt: skip
 
 
-class LSTM(Layer):
+class LSTM(Layer[cells.LSTMCell, Pair]):
     """Long short-term memory: c_t = f ⊙ c_{t-1} + i ⊙ g, h_t = o ⊙ tanh(c_t).
 
     i, f, o = σ(W x_t + U h_{t-1} + b), g = tanh(W x_t + U h_{t-1} + b); rows (i, f, g, o) as in
@@ -291,7 +305,7 @@ class LSTM(Layer):
         return _like(cls, lstm)
 
 
-class GRU(Layer):
+class GRU(Layer[cells.GRUCell, Tensor]):
     """Gated recurrent unit: h_t = z ⊙ h_{t-1} + (1 − z) ⊙ n, rows (r, z, n) as in torch.
 
     r, z = σ(W x_t + U h_{t-1} + b). ``reset="before"`` (the original publication):
@@ -330,7 +344,7 @@ class GRU(Layer):
         return _like(cls, gru, reset="after")
 
 
-class UGRNN(Layer):
+class UGRNN(Layer[cells.UGRNNCell, Tensor]):
     """Update-gate RNN: h_t = (1 − α) ⊙ h_{t-1} + α ⊙ tanh(W x_t + U h_{t-1} + b).
 
     α = σ(W x_t + U h_{t-1} + b); rows (α, candidate).
@@ -354,7 +368,7 @@ class UGRNN(Layer):
         )  # fmt: skip
 
 
-class MGU(Layer):
+class MGU(Layer[cells.MGUCell, Tensor]):
     """Minimal gated unit: h_t = (1 − f) ⊙ h_{t-1} + f ⊙ tanh(W x_t + U (γ ⊙ h_{t-1}) + b).
 
     f = σ(W x_t + U h_{t-1} + b); rows (f, candidate). γ = f with ``gamma="alpha"`` (the original
@@ -379,7 +393,7 @@ class MGU(Layer):
         )  # fmt: skip
 
 
-class CWRNN(Layer):
+class CWRNN(Layer[cells.CWRNNCell, Pair]):
     """Clockwork RNN: h_t = tanh(W x_t + U h_{t-1} + b) in the groups whose period divides t.
 
     The others keep h_{t-1}. The first symbol has t = 0. Group k is the k-th equal slice of the
@@ -408,7 +422,7 @@ class CWRNN(Layer):
         )  # fmt: skip
 
 
-class GDU(Layer):
+class GDU(Layer[cells.GDUCell, Tensor]):
     """Grouped Distributor Unit: h_t = (1 − α) ⊙ h_{t-1} + α ⊙ tanh(W x_t + U h_{t-1} + b).
 
     α = ζ(W x_t + U h_{t-1} + b; {δ_i, M_i}): in group i of M_i units a softmax distributes the

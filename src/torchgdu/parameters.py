@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,16 @@ from torchgdu.groups import Groups
 from torchgdu.options import Choice, describe_groups
 
 Device: TypeAlias = torch.device | str | int | None
-Hidden: TypeAlias = Tensor | tuple[Tensor, Tensor]
+Pair: TypeAlias = tuple[Tensor, Tensor]
+Hidden: TypeAlias = Tensor | Pair
+
+if TYPE_CHECKING:  # with a default, which Python learns in 3.13: a bare Layer is one of any kind
+    from typing_extensions import TypeVar as WithDefault
+
+    AnyHidden = WithDefault("AnyHidden", bound=Hidden, covariant=True, default=Any)
+else:
+    AnyHidden = TypeVar("AnyHidden")
+"""The state that a cell returns: h, or for the LSTM and the CW-RNN a pair."""
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -286,6 +295,11 @@ class Recurrent(Configured):
         if self._choice.init != "separate":
             shown.append(f"init={self._choice.init!r}")
         return ", ".join([f"{self.input_size}, {first}", *shown])
+
+
+def hidden(state: Sequence[Tensor]) -> Any:
+    """Return a state as a user gets it: h, or a pair."""
+    return state[0] if len(state) == 1 else (state[0], state[1])
 
 
 def _new_clock(x: Tensor, batch: int) -> Tensor:
