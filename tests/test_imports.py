@@ -11,7 +11,7 @@ import pytest
 
 import torchgdu
 
-TORCH_FREE = {"groups", "config", "options"}
+TORCH_FREE = {"groups", "config", "options", "shapes"}
 SOURCE = Path(torchgdu.__file__).parent
 
 

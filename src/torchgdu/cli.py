@@ -147,13 +147,21 @@ def numbers(metavar: str, help: str) -> Any:
     return typer.Option(parser=_value, metavar=metavar, help=help)
 
 
+# What tells one task of a kind from another.
+Length = Annotated[int | None, number("length", "Steps (adding, temporal-order).")]
+Symbols = Annotated[int | None, number("symbols", "To remember (temporal-order).")]
+Multiple = Annotated[int | None, number("multiple", "Strings embedded (reber).")]
+Dataset = Annotated[str | None, choice("dataset", "Which images (mnist, pmnist).")]
+DataSeed = Annotated[int, number("data_seed", "Of data sets and permutation.")]
+
+
 @app.command()
 def train(
     task: Task,
-    length: Annotated[int | None, number("length", "Steps (adding, temporal-order).")] = None,
-    symbols: Annotated[int | None, number("symbols", "To remember (temporal-order).")] = None,
-    multiple: Annotated[int | None, number("multiple", "Strings embedded (reber).")] = None,
-    dataset: Annotated[str | None, choice("dataset", "Which images (mnist, pmnist).")] = None,
+    length: Length = None,
+    symbols: Symbols = None,
+    multiple: Multiple = None,
+    dataset: Dataset = None,
     cell: Annotated[str, choice("cell", "The recurrent cell.")] = "gdu",
     groups: Annotated[str | None, typer.Option(help="Groups of a GDU: 2x35+10x3.")] = None,
     hidden: Annotated[int | None, number("hidden", "Units of any other cell.")] = None,
@@ -189,7 +197,7 @@ def train(
     stop: Annotated[str | None, choice("stop", "When solved, or at the limit only.")] = None,
     keep_epochs: Annotated[str | None, numbers("5,50,…", "Keep weights after these.")] = None,
     seed: Annotated[int, number("seed", "Of weights, batches, order.")] = 0,
-    data_seed: Annotated[int, number("data_seed", "Of data sets and permutation.")] = 0,
+    data_seed: DataSeed = 0,
     dtype: Annotated[str, choice("dtype", "Precision.")] = "float32",
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
     backend: Annotated[str, choice("backend", "What computes the recurrence.")] = "auto",
@@ -356,11 +364,11 @@ def resume_run(
 @datasets.command("show")
 def show_data(
     task: Task,
-    length: Annotated[int | None, number("length", "Steps (adding, temporal-order).")] = None,
-    symbols: Annotated[int | None, number("symbols", "To remember (temporal-order).")] = None,
-    multiple: Annotated[int | None, number("multiple", "Strings embedded (reber).")] = None,
-    dataset: Annotated[str | None, choice("dataset", "Which images (mnist, pmnist).")] = None,
-    data_seed: Annotated[int, number("data_seed", "Of data sets and permutation.")] = 0,
+    length: Length = None,
+    symbols: Symbols = None,
+    multiple: Multiple = None,
+    dataset: Dataset = None,
+    data_seed: DataSeed = 0,
     count: Annotated[int, typer.Option(min=1, max=20, help="How many examples.")] = 3,
     data: Data = None,
 ) -> None:
