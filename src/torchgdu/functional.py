@@ -394,9 +394,10 @@ def scan(
         check_batch_sizes(batch_sizes, x.size(0), state[0].size(0))
         lengths = batch_sizes.tolist()
         flat = x
+    batch = x.size(1) if batch_sizes is None else state[0].size(0)
     for name, part in zip(CELLS[cell].states, state, strict=True):
-        if part.size(0) != lengths[0]:
-            raise ValueError(f"{name} must have B={lengths[0]} rows; got {list(part.shape)}")
+        if part.size(0) != batch:  # a single row would be spread over all
+            raise ValueError(f"{name} must have B={batch} rows; got {list(part.shape)}")
     kind = CELLS[cell]
     interval = checkpoint_interval(checkpoint, len(lengths))
 
