@@ -53,8 +53,9 @@ def test_every_state_has_its_words(each: Job, text: str) -> None:
     assert standing(each) == text
 
 
-def test_a_running_job_tells_metric_and_time_left() -> None:
-    began = (time.monotonic() - 100, 1000)  # 500 steps in 100 s, 2000 more: 400 s
+def test_a_running_job_tells_metric_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 5000.0)
+    began = (4900.0, 1000)  # 500 steps in 100 s, 2000 more: 400 s
     each = job(0, "running", step=1500, last_step=3500, scores={"mse": 0.2}, began=began)
     assert standing(each) == "1,500/3,500  mse 0.2  at most 0:06:40 left"
     fresh = job(0, "running", step=1000, last_step=3500, began=began)
@@ -151,7 +152,8 @@ def test_a_terminal_shows_all_runs_with_their_states(monkeypatch: pytest.MonkeyP
 def test_a_narrow_terminal_tells_runs_apart_and_shows_the_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    began = (time.monotonic() - 100, 1000)
+    monkeypatch.setattr(time, "monotonic", lambda: 5000.0)
+    began = (4900.0, 1000)
     running = {"step": 1500, "last_step": 50_000, "scores": {"accuracy": 0.125}, "began": began}
     jobs = [
         ended(0, "solved", step=3000, steps_to={"solved": 1240}, process={"seconds": 75.2}),
