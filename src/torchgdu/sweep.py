@@ -278,6 +278,11 @@ class _Work:
         job.ended = time.monotonic()
         self._replan()
 
+    def fail(self, job: Job, error: Exception) -> None:
+        """Note what a run, or the worker that made it, raised."""
+        kind = _kind(error)
+        self.trouble(job, _reason(error), final=kind is _Refused, note=kind is RunError)
+
     def trouble(self, job: Job, error: str, final: bool = False, note: bool = True) -> None:
         """Note a failure: the run waits for another try, or is given up.
 
@@ -347,8 +352,7 @@ def _here(work: _Work, order: _Order, received: list[int]) -> None:
         except Interrupted as stopped:
             raise Stopped(stopped.number) from None
         except Exception as error:
-            kind = _kind(error)
-            work.trouble(job, _reason(error), final=kind is _Refused, note=kind is RunError)
+            work.fail(job, error)
         else:
             work.finish(job, record)
     if received:
@@ -357,7 +361,7 @@ def _here(work: _Work, order: _Order, received: list[int]) -> None:
 
 def _kind(error: Exception) -> type[RunError]:
     """Return what follows: a failure to try again and to note, or one of the circumstances."""
-    if isinstance(error, (DriftError, ConfigError)):
+    if isinstance(error, (_Refused, DriftError, ConfigError)):
         return _Refused
     return RunBusy if isinstance(error, (RunBusy, DataError)) else RunError
 
@@ -574,8 +578,7 @@ class _Crew:
         except OSError:
             raise  # the store cannot be written
         except Exception as error:
-            refused, own = isinstance(error, _Refused), not isinstance(error, (_Refused, RunBusy))
-            self._work.trouble(job, _reason(error), final=refused, note=own)
+            self._work.fail(job, error)
         else:
             self._work.finish(job, record)
         return True
